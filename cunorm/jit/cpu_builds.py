@@ -78,13 +78,18 @@ def load(
         If the source does not compile, or the cache folder cannot be used.
     """
     parts = () if runtime is None else (runtime.text, *runtime.options)
-    folder = _folder(source, entry, compiler, options, *parts)
+    folder = _folder(source, entry, compiler, options, *libraries, *parts)
     for _ in range(2):  # another process may replace the build between the check and the load
         if not _whole(folder):
-            linked = () if runtime is None else (str(_linked(runtime, entry, compiler)),)
+            linked = None if runtime is None else _object_of(runtime, entry, compiler)
             with _building(source, entry, folder, LOADED) as (work, zig_cache):
+                more = libraries
+                if linked is not None:
+                    (work / LINKED).write_bytes(linked)
+                    more = (LINKED, *libraries)
                 names = (_named(LOADED, ".cpp"), LOADED)
-                cxx.shared_object(*names, entry, compiler, options, (*linked, *libraries), work, zig_cache)
+                cxx.shared_object(*names, entry, compiler, options, more, work, zig_cache)
+                (work / LINKED).unlink(missing_ok=True)
         try:
             return ctypes.CDLL(str(folder / LOADED)), folder / LOADED
         except OSError as error:
@@ -92,20 +97,22 @@ def load(
     raise CompileError(f"{entry}: {failed}; {_hint(folder.parent)}") from failed
 
 
-def _linked(runtime: Runtime, entry: str, compiler: cxx.Compiler) -> Path:
-    """Return the path of the runtime's object, compiling it if the cache contains no intact build.
+def _object_of(runtime: Runtime, entry: str, compiler: cxx.Compiler) -> bytes:
+    """Return the runtime's object, compiling it if the cache contains no intact build.
 
-    Messages name `entry`, the build that needs it.
+    The caller links these bytes: another process may replace the file. Messages name `entry`, the build that needs it.
     """
     folder = _folder(runtime.text, "runtime", compiler, runtime.options)
-    if not _whole(folder, LINKED):
+    found = _read(folder, LINKED)
+    if found is None:
         with _building(runtime.text, entry, folder, LINKED) as (work, zig_cache):
             cxx.object_file(_named(LINKED, ".cpp"), LINKED, entry, compiler, runtime.options, work, zig_cache)
-    return folder / LINKED
+            found = (work / LINKED).read_bytes()
+    return found
 
 
 def _folder(source: str, entry: str, compiler: cxx.Compiler, options: tuple[str, ...], *others: str) -> Path:
-    """Return the folder of a build; its name depends on everything that the object depends on."""
+    """Return the folder of a build. Its name depends on the texts, the options, the compiler and the processor."""
     facts = (source, *others, *options, *compiler.command, compiler.version, cxx.processor())
     digest = hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()
     try:
@@ -132,7 +139,7 @@ def _unusable(entry: str, folder: Path, error: OSError) -> CompileError:
 
 
 def _seal(name: str, data: bytes) -> str:
-    """Return the checksum of a shared object and its build's name, so that a seal does not fit another build."""
+    """Return the checksum of an object and its build's name, so that a seal does not fit another build."""
     return hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
 
 
@@ -143,18 +150,24 @@ def _named(name: str, suffix: str) -> str:
 
 def _whole(folder: Path, name: str = LOADED) -> bool:
     """Whether a build exists, is undamaged, and can only have been written by a trusted user."""
+    return _read(folder, name) is not None
+
+
+def _read(folder: Path, name: str) -> bytes | None:
+    """Return the object of a build; None unless it is undamaged and can only have been written by a trusted user."""
     try:
         if cache_folder.distrust(os.stat(folder)) is not None:
-            return False
+            return None
         if not stat.S_ISREG(os.stat(folder / name).st_mode):
-            return False  # opening a pipe would block
+            return None  # opening a pipe would block
         with (folder / name).open("rb") as file:
             if cache_folder.distrust(os.fstat(file.fileno())) is not None:
-                return False
+                return None
             data = file.read()
-        return (folder / _named(name, ".sha256")).read_bytes() == _seal(folder.name, data).encode()
+        seal = (folder / _named(name, ".sha256")).read_bytes()
     except OSError:
-        return False
+        return None
+    return data if seal == _seal(folder.name, data).encode() else None
 
 
 def _finish(work: Path, build: str, name: str) -> None:
@@ -193,7 +206,7 @@ def _building(source: str, entry: str, folder: Path, name: str) -> Iterator[tupl
         raise _unusable(entry, kept, error) from error
 
 
-def _publish(work: Path, folder: Path, name: str = LOADED) -> None:
+def _publish(work: Path, folder: Path, name: str) -> None:
     """Rename a finished build into place. Keep an intact build that exists already; replace a damaged one."""
     aside = work.with_name(f"{work.name}.old")
     for _ in range(ATTEMPTS):

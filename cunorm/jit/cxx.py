@@ -143,7 +143,8 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
     """Return compiler options for fast code whose results are bitwise equal for every compiler and build.
 
     The plain build of a kernel has ``-O1``: compiling takes half the time of ``-O2``, and most builds are used for a
-    few small calls. The runtime, which is compiled once for all kernels, has ``-O2``.
+    few small calls. The runtime of the plain and of the checked build has ``-O2`` and no hooks, because it is compiled
+    once and used by every kernel. That of the sanitised build has the kernel's options.
 
     There is no contraction of a * b + c, because compilers differ in it, and no fast-math. Without ``errno`` and
     floating-point traps, which nothing here reads, square roots and selections are single instructions.
@@ -172,7 +173,7 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
     of_clang = tuple(word for name in unused for word in ("-mllvm", f"-tsan-instrument-{name}=0"))
     hooks += of_clang if clang else ("-fno-tree-sra",)
     of_kernels = {"plain": ("-O1",), "checked": hooks, "sanitised": ("-O0", "-g1", *SANITISERS)}
-    fast = {"plain": ("-O2",), "checked": ("-O2", "-g1")}
+    fast = dict.fromkeys(("plain", "checked"), ("-O2",))
     frame = ("-Wframe-larger-than=32768", "-Werror=frame-larger-than=" + ("" if clang else "32768"))
     return (
         "-std=c++17",

@@ -233,6 +233,23 @@ def test_the_checked_build_of_every_compiler_loads(name: str) -> None:
     assert done.stdout == "[[31.5, 95.5]]\n", done.stderr
 
 
+@pytest.mark.parametrize("past", range(4))
+@pytest.mark.parametrize("name", COMPILERS)
+def test_an_access_past_the_only_static_array_is_out_of_bounds(name: str, past: int) -> None:
+    """Also if the array's size is no multiple of 16 bytes: nothing behind the array looks like shared memory."""
+    text = """extern "C" __global__ void past(float* y, long long at) {
+        __shared__ float held[33];
+        held[threadIdx.x] = 1;
+        if (threadIdx.x == 0) held[at] = 2;
+        __syncthreads();
+        y[threadIdx.x] = held[threadIdx.x];
+    }"""
+    kernel, y = executor.compile(text, "past", compiler=COMPILERS[name], build="checked"), np.zeros(32, np.float32)
+    executor.launch(kernel, 1, 32, 0, [y.ctypes.data, 32])
+    with pytest.raises(KernelFault, match=r"out-of-bounds 4-byte store at .*, outside static shared memory"):
+        executor.launch(kernel, 1, 32, 0, [y.ctypes.data, 33 + past])
+
+
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump (binutils)")
 def test_functions_that_the_host_calls_have_no_hooks() -> None:
     """A hook looks for a fiber's header on its own stack. On the host's stack it would find other data."""

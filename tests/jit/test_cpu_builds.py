@@ -200,19 +200,35 @@ def test_a_damaged_runtime_is_not_linked(damage: Callable[[Path], None], kept: P
     assert runtime_in(kept.parent) == runtime
 
 
+def test_a_runtime_that_vanishes_after_its_check_is_linked(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may delete or replace it at any time. What was checked is linked."""
+    genuine = cxx.object_file
+
+    def deleting(*given: Any) -> None:
+        genuine(*given)
+        shutil.rmtree(runtime_in(kept.parent), ignore_errors=True)
+
+    monkeypatch.setattr(cxx, "object_file", deleting)
+    cpu_kernel._kernels.clear()
+    y = np.zeros(32, np.float32)
+    executor.launch(executor.compile(OTHER, "ramp"), 1, 32, 0, [y.ctypes.data])
+    assert y.tolist() == [3.0 * lane for lane in range(32)]
+    assert not [*kept.parent.glob("runtime-*")]
+
+
 def test_kernels_share_a_runtime_and_depend_on_its_text(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is linked to an older runtime is not loaded."""
     cpu_kernel._kernels.clear()
     executor.compile(OTHER, "ramp")
     old = runtime_in(kept.parent)
     before = {*kept.parent.iterdir()}
-    genuine = cpu_kernel._headers
-    monkeypatch.setattr(cpu_kernel, "_headers", lambda names: genuine(names) + "\n// another\n" * (len(names) > 9))
+    genuine, every = cpu_kernel._headers, cpu_kernel.RUNTIME_HEADERS
+    monkeypatch.setattr(cpu_kernel, "_headers", lambda names: genuine(names) + "// another\n" * (names == every))
     cpu_kernel._kernels.clear()
     executor.compile(TEXT, "ramp")
-    new = {*kept.parent.iterdir()} - before
-    assert sorted(one.name.partition("-")[0] for one in new) == ["ramp", "runtime"]
-    assert old.exists()
+    kernel, runtime = sorted({*kept.parent.iterdir()} - before)
+    assert (kernel / "kernel.cpp").read_text() == (kept / "kernel.cpp").read_text()
+    assert runtime.name.startswith("runtime-") and old.exists()
 
 
 @pytest.mark.parametrize("file", ["kernel.so", "kernel.sha256"])
@@ -285,21 +301,22 @@ def test_a_build_is_flushed_to_disk_before_it_is_renamed_into_place(
 # ---- builds of other users ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["kernel.so", "."])
+@pytest.mark.parametrize("name", ["kernel.so", "runtime.o"])
+@pytest.mark.parametrize("of_folder", [False, True])
 @pytest.mark.parametrize("how", ["another owner", "others may write"])
 def test_a_build_that_another_user_may_have_planted_is_rejected(
-    what: str, how: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, of_folder: bool, how: str, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The build is intact and its seal is right: a user who plants a build can also write its seal."""
+    folder = kept if name == "kernel.so" else runtime_in(kept.parent)
+    what = folder if of_folder else folder / name
     if how == "others may write":
-        (kept / what).chmod(0o777)
+        what.chmod(0o777)
     elif os.geteuid() == 0:
-        os.chown(kept / what, STRANGER, -1)
+        os.chown(what, STRANGER, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
-        assert not cpu_builds._whole(kept)
-        return
-    assert not cpu_builds._whole(kept)
+    assert not cpu_builds._whole(folder, name)
 
 
 def test_a_planted_build_does_not_run(kept: Path, tmp_path: Path) -> None:
@@ -331,9 +348,12 @@ def test_modes_do_not_depend_on_the_umask(
         path = executor.compile(TEXT, "ramp").path
     finally:
         os.umask(before)
-    modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in (path, *path.parents[:5], *path.parent.iterdir())}
-    assert modes.pop("kernel.sha256") == modes.pop("kernel.cpp") == 0o600
-    assert set(modes) == {"kernel.so", path.parent.name, "cpu", "b", "a", tmp_path.name}
+    runtime = runtime_in(path.parents[1])
+    inside = (*path.parent.iterdir(), *runtime.iterdir())
+    modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in (path, *path.parents[:5], runtime, *inside)}
+    private = ("kernel.sha256", "kernel.cpp", "runtime.sha256", "runtime.cpp", "runtime.o")
+    assert {modes.pop(name) for name in private} == {0o600}
+    assert set(modes) == {"kernel.so", path.parent.name, runtime.name, "cpu", "b", "a", tmp_path.name}
     assert set(modes.values()) == {0o700}
 
 
@@ -370,17 +390,21 @@ def test_only_old_work_folders_are_deleted_if_folders_cannot_be_locked(
     new.rmdir()
 
 
-def test_a_process_that_is_killed_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ["runtime.cpp", "kernel.cpp"])
+def test_a_process_that_is_killed_while_it_compiles(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After kill -9 while the compiler runs, no incomplete build is used. The next process deletes the work folder."""
     monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", CHILD, TEXT], start_new_session=True) as process:
         limit = time.monotonic() + SECONDS
-        while not [*tmp_path.glob("cpu/.build-*/kernel.cpp")]:
+        while not [*tmp_path.glob(f"cpu/.build-*/{source}")]:
             assert time.monotonic() < limit
             assert process.poll() is None
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
-    assert sorted(one.name.partition("-")[0] for one in (tmp_path / "cpu").iterdir()) == [".build", "runtime"]
+    left = sorted(one.name.partition("-")[0] for one in (tmp_path / "cpu").iterdir())
+    assert left == [".build", *["runtime"] * (source == "kernel.cpp")]
     check(child())
     assert cpu_builds._whole(only_kernel(tmp_path / "cpu"))
 
@@ -390,7 +414,7 @@ def test_an_intact_build_is_not_replaced(kept: Path) -> None:
     before = (kept / "kernel.so").stat().st_ino
     with cpu_builds._working(kept.parent) as work:
         shutil.copytree(kept, work, dirs_exist_ok=True)
-        cpu_builds._publish(work, kept)
+        cpu_builds._publish(work, kept, "kernel.so")
     assert (kept / "kernel.so").stat().st_ino == before
 
 
@@ -432,10 +456,11 @@ def test_a_path_with_names_that_the_loader_replaces(kept: Path, monkeypatch: pyt
 @pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("damaged", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_several_processes_build_at_once(number: int, damaged: bool, tmp_path: Path, built: Path) -> None:
-    """The processes share an empty cache, or a cache whose build is damaged."""
+    """The processes share an empty cache, or a cache whose builds are damaged."""
     if damaged:
         shutil.copytree(built / "cpu", tmp_path / "cpu")
         zeroed(*(tmp_path / "cpu").glob("ramp-*/kernel.so"))
+        zeroed(*(tmp_path / "cpu").glob("runtime-*/runtime.o"))
     command = [sys.executable, "-c", CHILD, TEXT]
     environment = {**os.environ, "CUNORM_CACHE_DIR": str(tmp_path)}
     pipe = subprocess.PIPE
@@ -478,15 +503,18 @@ def test_first_calls_of_processes_with_sixteen_threads_each(number: int, tmp_pat
     assert cpu_builds._whole(found)
 
 
-def test_a_full_disk(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_runtime", [True, False])
+def test_a_full_disk(has_runtime: bool, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on the size of files has the effect of a full disk: one error, and no incomplete build is left."""
     shutil.rmtree(kept)
+    if not has_runtime:
+        shutil.rmtree(runtime_in(kept.parent))
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)){CHILD}"
     done = child(script=limited)
     assert done.returncode == 1
     assert "CompileError: ramp" in done.stderr
     assert "CUNORM_CACHE_DIR" in done.stderr
-    assert [*kept.parent.iterdir()] == [runtime_in(kept.parent)]
+    assert [one.name.partition("-")[0] for one in kept.parent.iterdir()] == ["runtime"] * has_runtime
 
 
 @pytest.mark.parametrize("call", ["fsync", "chmod", "mkdir", "rename"])

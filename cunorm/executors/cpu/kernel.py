@@ -1,4 +1,4 @@
-"""Kernels of the CPU executor: the runtime's headers and a kernel text, compiled once, cached on disk, loaded.
+"""Kernels of the CPU executor: a kernel text behind some headers, compiled, linked with the runtime, cached, loaded.
 
 One text has three builds: plain, checked (the runtime sees every memory access), and sanitised (for a process that has
 the compiler's sanitisers loaded).
@@ -78,12 +78,12 @@ class Kernel:
 
 
 class Addresses(ctypes.Structure):
-    """struct Scratch in launch.h: addresses of the memory of one operating-system thread of a launch."""
+    """struct Scratch in calls.h: addresses of the memory of one operating-system thread of a launch."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("worker", "stacks", "arenas", "text")]
 
 
-#: struct Interpreter in os_threads.h.
+#: struct Interpreter in calls.h.
 INTERPRETER = (ctypes.c_void_p * 3)(
     *[
         ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value

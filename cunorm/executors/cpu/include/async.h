@@ -263,7 +263,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void cluster_wait(const char* file, int lin
     note_passage(stack, generation);
 }
 
-// ---- fences ------------------------------------------------------------------------------------------------------------
+// ---- fences ---------------------------------------------------------------------------------------------------------
 
 CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void fence() {
     note_fence(self());

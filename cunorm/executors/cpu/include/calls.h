@@ -1,4 +1,6 @@
-// The functions of the runtime's object that kernels call. They are described where they are defined.
+// What a kernel's object and the runtime's object share: structs of a launch, and the functions of the runtime's object
+// that kernels call. async.cuh and builtins.h say what the functions are for. Some are called by PTX alone, which the
+// tests translate (tests/ptx/ptx.h).
 
 namespace cunorm_cpu {
 
@@ -69,7 +71,7 @@ void cluster_wait(const char* file, int line);
 
 #ifdef CUNORM_CPU_CHECKED
 uint64_t exchange(Kind kind, unsigned mask, uint64_t value, unsigned source, const char* file, int line);
-void touched(const void* pointer, unsigned bytes, bool store);
+void touched(const void* pointer, unsigned bytes, bool store);  // all checks and counts of a global access
 void note_global(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site);
 void note_atomic(Stack* stack, const void* address, unsigned bytes, uint32_t site);
 void note_acquire(Stack* stack, const uint32_t* row);

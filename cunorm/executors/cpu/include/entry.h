@@ -1,4 +1,4 @@
-// The entry points of a kernel's shared object: the functions that the host calls.
+// The entry points of a kernel: the functions that the host calls with the kernel's name.
 
 namespace cunorm_cpu {
 
@@ -67,8 +67,8 @@ const char* signature(void (*)(T...)) {
         cunorm_cpu::call(&::name, arguments); \
     } \
     CUNORM_CPU_EXPORT const char* cunorm_cpu_signature_##name() { return cunorm_cpu::signature(&::name); } \
-    CUNORM_CPU_EXPORT int cunorm_cpu_run_##name(cunorm_cpu::Launch* launch, const cunorm_cpu::Scratch* scratches, int count, \
-                                                long long arena_bytes, int text_size, \
+    CUNORM_CPU_EXPORT int cunorm_cpu_run_##name(cunorm_cpu::Launch* launch, const cunorm_cpu::Scratch* scratches, \
+                                                int count, long long arena_bytes, int text_size, \
                                                 const cunorm_cpu::Interpreter* interpreter, int watched) { \
         const cunorm_cpu::Task task = {#name, cunorm_cpu_call_##name, launch, arena_bytes, text_size}; \
         return cunorm_cpu::run(task, scratches, count, *interpreter, watched != 0); \

@@ -1,4 +1,4 @@
-// The CPU executor's launches: start and end of blocks.
+// The CPU executor's launches: start and end of blocks, and the sizes that the host asks for.
 
 namespace cunorm_cpu {
 
@@ -164,3 +164,10 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_NOINLINE unsigned work(const Task& task, const Scr
 }
 
 }  // namespace cunorm_cpu
+
+// Functions of every shared object that the host calls, besides those of entry.h.
+CUNORM_CPU_EXPORT long long cunorm_cpu_worker_bytes(long long slots, long long threads) {
+    return cunorm_cpu::worker_bytes(slots, threads);
+}
+CUNORM_CPU_EXPORT long long cunorm_cpu_static_bytes() { return cunorm_cpu::static_bytes(); }
+CUNORM_CPU_EXPORT void cunorm_cpu_free(void* memory) { free(memory); }

@@ -5,8 +5,9 @@ namespace cunorm_cpu {
 // ---- shared memory --------------------------------------------------------------------------------------------------
 
 // All blocks share the address of static shared memory, so its contents are swapped when the worker switches blocks.
-// The anchor ensures that the section exists.
-__attribute__((section("cunorm_shared"), used, aligned(16))) static char shared_anchor[anchor_bytes];
+// The anchor ensures that the section exists. It may follow a kernel's arrays without a gap: a gap would look like shared
+// memory.
+__attribute__((section("cunorm_shared"), used, aligned(1))) static char shared_anchor[anchor_bytes];
 
 CUNORM_CPU_RUNTIME void save_statics(Block& block) {
     if (block.statics != nullptr) {
@@ -73,6 +74,7 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED_COLD void misaligned(const void* pointer, u
     misaligned_at(pointer, bytes, store, CUNORM_CPU_HERE);
 }
 
+// What only the checked build does at the scheduler's events, copies and barriers (events.h, reports.h).
 #ifndef CUNORM_CPU_CHECKED
 CUNORM_CPU_RUNTIME void leave_block(Worker&, Block& block) { save_statics(block); }
 CUNORM_CPU_RUNTIME void enter_block(Worker&, Block& block) { restore_statics(block); }
@@ -81,6 +83,16 @@ CUNORM_CPU_RUNTIME void block_met(Worker&, Block&) {}
 CUNORM_CPU_RUNTIME void warp_ended(Worker&, Block&, Warp&) {}
 CUNORM_CPU_RUNTIME void begin_checks(Worker&) {}
 CUNORM_CPU_RUNTIME void end_checks(Worker&) {}
+CUNORM_CPU_RUNTIME void note_shared(Stack*, const void*, uint64_t, bool, bool, bool, uint32_t) {}
+CUNORM_CPU_RUNTIME void note_landing(Stack*, const void*, uint64_t, uint32_t) {}
+CUNORM_CPU_RUNTIME void note_release(Stack*, uint32_t*&) {}
+CUNORM_CPU_RUNTIME void note_arrival(Stack*, unsigned) {}
+CUNORM_CPU_RUNTIME void note_passage(Stack*, unsigned) {}
+CUNORM_CPU_RUNTIME void note_proxy_fence(Stack*) {}
+CUNORM_CPU_RUNTIME void check_proxy(Stack*, const void*, uint64_t, bool, uint32_t) {}
+CUNORM_CPU_RUNTIME void note_bulk_load(Stack*, const void*, uint64_t, uint32_t) {}
+CUNORM_CPU_RUNTIME void begin_gang(Worker&, Gang&) {}
+CUNORM_CPU_RUNTIME void end_clocks(Worker&, Gang&, Block*) {}
 #endif
 
 }  // namespace cunorm_cpu

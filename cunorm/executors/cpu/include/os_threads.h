@@ -163,9 +163,3 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED int run(const Task& task, const Scratch* sc
 }
 
 }  // namespace cunorm_cpu
-
-CUNORM_CPU_EXPORT long long cunorm_cpu_worker_bytes(long long slots, long long threads) {
-    return cunorm_cpu::worker_bytes(slots, threads);
-}
-CUNORM_CPU_EXPORT long long cunorm_cpu_static_bytes() { return cunorm_cpu::static_bytes(); }
-CUNORM_CPU_EXPORT void cunorm_cpu_free(void* memory) { free(memory); }

@@ -1,6 +1,6 @@
 // The CPU executor's runtime. This header and a few others (KERNEL_HEADERS in kernel.py) precede the CUDA text. A C++17
-// compiler then compiles the CUDA text unchanged. All headers together are the runtime's object. It is compiled once for
-// all kernels, and linked to each: compiling it takes as long as compiling a small kernel.
+// compiler then compiles the CUDA text unchanged. The runtime's object is compiled from all headers (RUNTIME_HEADERS).
+// It is compiled once and linked to every kernel, because it takes longer to compile than many kernels.
 //
 // A CUDA thread is a fiber; a block is a set of fibers. A thread that must wait (barrier, shuffle, vote) switches to
 // the next ready thread. If no thread is ready, the launch ends with a fault that names a waiting thread and a thread

@@ -7,7 +7,8 @@ CUNORM_CPU_RUNTIME void note_shared(Stack* stack, const void* address, uint64_t 
                                     bool atomic, uint32_t site) {
     shared_access(stack, reinterpret_cast<uintptr_t>(address), unsigned(bytes), load, store, atomic, site);
 }
-CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void note_global(Stack* stack, const void* address, uint64_t bytes, bool store, uint32_t site) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void note_global(Stack* stack, const void* address, uint64_t bytes, bool store,
+                                                      uint32_t site) {
     const unsigned lane = stack->lane;
     for (uint64_t done_ = 0; done_ < bytes; done_ += widest_access) {  // split it into accesses of one lane
         const uint64_t piece = bytes - done_ < widest_access ? bytes - done_ : widest_access;
@@ -23,7 +24,8 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void note_global(Stack* stack, const void* 
         }
     }
 }
-CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void note_atomic(Stack* stack, const void* address, unsigned bytes, uint32_t site) {
+CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED void note_atomic(Stack* stack, const void* address, unsigned bytes,
+                                                      uint32_t site) {
     if (reinterpret_cast<uintptr_t>(address) % bytes != 0) {
         misaligned_at(address, bytes, true, site);
     }
