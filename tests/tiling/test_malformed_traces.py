@@ -59,7 +59,7 @@ VALUES = (
 
 
 def asked(path: Path) -> argparse.Namespace:
-    names = ("op", "shape", "workload", "dtype", "layout", "outputs", "extras")
+    names = ("op", "shape", "workload", "dtype", "layout", "outputs", "extras", "activation", "y_dtype")
     return argparse.Namespace(**dict.fromkeys(names), from_trace=str(path))
 
 

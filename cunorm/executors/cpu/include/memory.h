@@ -5,8 +5,8 @@ namespace cunorm_cpu {
 // ---- shared memory --------------------------------------------------------------------------------------------------
 
 // All blocks share the address of static shared memory, so its contents are swapped when the worker switches blocks.
-// The anchor ensures that the section exists. It may follow a kernel's arrays without a gap: a gap would look like shared
-// memory.
+// The anchor ensures that the section exists. It is not aligned, so that it can follow a kernel's arrays without a gap,
+// which would look like shared memory.
 __attribute__((section("cunorm_shared"), used, aligned(1))) static char shared_anchor[anchor_bytes];
 
 CUNORM_CPU_RUNTIME void save_statics(Block& block) {
@@ -74,7 +74,8 @@ CUNORM_CPU_RUNTIME CUNORM_CPU_CALLED_COLD void misaligned(const void* pointer, u
     misaligned_at(pointer, bytes, store, CUNORM_CPU_HERE);
 }
 
-// What only the checked build does at the scheduler's events, copies and barriers (events.h, reports.h).
+// The scheduler's events, and the reports of copies and barriers, in the builds that do not check them (events.h and
+// reports.h are those of the checked build).
 #ifndef CUNORM_CPU_CHECKED
 CUNORM_CPU_RUNTIME void leave_block(Worker&, Block& block) { save_statics(block); }
 CUNORM_CPU_RUNTIME void enter_block(Worker&, Block& block) { restore_statics(block); }
