@@ -44,7 +44,7 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     """Return the requested plans, and one message for each strategy that has no legal tile."""
     if asked.shape is None:
         raise ValueError(f"--shape: missing, expected {','.join(names_of(asked.op))} for {asked.op}")
-    options = typed_options(asked, "float32") | {"device": asked.device}
+    options = typed_options(asked) | {"device": asked.device}
     if asked.tile is not None and asked.strategy in (None, "all"):
         raise ValueError("--tile: requires --strategy NAME with the name of one strategy")
     if asked.tile is not None:

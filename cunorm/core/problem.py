@@ -230,10 +230,14 @@ class Problem:
         return "".join(f" with {name}" for name in self.extras)
 
     @property
+    def _fused_text(self) -> str:
+        activation = f" activation={self.activation}" if self.activation is not None else ""
+        return activation + self.extras_text
+
+    @property
     def options_text(self) -> str:
         """What a call chooses, behind the sizes: `` activation=silu with residual y=float32``, or nothing."""
-        activation = f" activation={self.activation}" if self.activation is not None else ""
-        return activation + self.extras_text + (" y=float32" if self.wide_y else "")
+        return self._fused_text + (" y=float32" if self.wide_y else "")
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
@@ -246,8 +250,6 @@ class Problem:
         """A one-line description for users."""
         others = ", ".join(f"{name} {dtype}" for name, dtype in self.parameters if dtype != self.dtype)
         layout = f"{self.layout} " if len(self.spec.layouts) > 1 else ""
-        behind = f" activation={self.activation}" if self.activation is not None else ""
-        behind += self.extras_text
         kept = ", ".join(self.outputs) or "nothing"
         wide = f" ({others})" if others else ""
-        return f"{self.op} {self.dtype} {layout}{self.sizes_text}{behind}{wide} -> {kept}"
+        return f"{self.op} {self.dtype} {layout}{self.sizes_text}{self._fused_text}{wide} -> {kept}"

@@ -153,8 +153,7 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
 
     In the checked build the compiler inserts a call to the runtime before every memory access of a kernel: the calls of
     the thread sanitiser, without its library. With ``-fno-tree-sra`` structs are copied as a whole, as on a GPU. With
-    ``-Og`` g++ compiles in two thirds of the time of ``-O1``; the hooks take most of the run time anyway. zig adds
-    sanitisers to ``-Og``.
+    ``-Og`` g++ compiles in two thirds of the time of ``-O1``. zig adds sanitisers to ``-Og``.
 
     The sanitised build is not optimised. It compiles in half the time, and no undefined behaviour is optimised away
     before it is detected.

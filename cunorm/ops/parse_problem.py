@@ -116,8 +116,8 @@ def plan_options(
     options |= {name: dtype for name in ("gamma_dtype", "beta_dtype") if name in takes}
     if OPS[op].is_backward and activation is None:
         options.pop("beta_dtype", None)  # without an activation, no gradient depends on beta
-    options |= {} if activation is None else {"activation": activation}
-    options |= {} if y_dtype is None else {"y_dtype": y_dtype}
+    chosen = {"activation": activation, "y_dtype": y_dtype}
+    options |= {name: value for name, value in chosen.items() if value is not None}
     if "data_format" not in takes:
         if layout is not None and layout.upper() != "NCHW":
             raise ValueError(f"--layout: {layout!r}, expected NCHW, because {op} has no channel and position axes")
@@ -133,10 +133,10 @@ def plan_options(
     return {"shape": sizes, "data_format": data_format, **options}
 
 
-def typed_options(asked: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """`plan_options` of a command's arguments, with a dtype for those without one."""
+def typed_options(asked: argparse.Namespace) -> dict[str, Any]:
+    """`plan_options` of a command's arguments. The default dtype is float32."""
     chosen = asked.layout, asked.outputs, asked.extras, asked.activation, asked.y_dtype
-    return plan_options(asked.op, asked.shape, asked.dtype or dtype, *chosen)
+    return plan_options(asked.op, asked.shape, asked.dtype or "float32", *chosen)
 
 
 def refuse_without_shape(asked: argparse.Namespace, *others: str) -> None:

@@ -18,6 +18,7 @@ from cunorm.tuning.problems.workloads import problems
 import cunorm
 from cunorm import TraceError
 from cunorm.cli.main import main
+from cunorm.cli.parser import add_lists, add_problem
 from cunorm.core.arrays import DTYPES
 from cunorm.core.problem import accumulator
 from cunorm.core.strategy import Tile
@@ -59,8 +60,10 @@ VALUES = (
 
 
 def asked(path: Path) -> argparse.Namespace:
-    names = ("op", "shape", "workload", "dtype", "layout", "outputs", "extras", "activation", "y_dtype")
-    return argparse.Namespace(**dict.fromkeys(names), from_trace=str(path))
+    command = argparse.ArgumentParser()
+    add_problem(command)
+    add_lists(command)
+    return command.parse_args([f"--from-trace={path}"])
 
 
 def refusal(path: Path, text: str | bytes) -> str | None:

@@ -37,7 +37,7 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     if asked.shape is not None:
         if asked.op is None:
             raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
-        return [problem_of(asked.op, **typed_options(asked, "float32"))]
+        return [problem_of(asked.op, **typed_options(asked))]
     refuse_without_shape(asked)
     if asked.workload is not None:
         if asked.workload not in WORKLOADS:
