@@ -116,17 +116,12 @@ def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Pr
 
 
 def tiles_of(problem: Problem, strategy: Strategy) -> Iterator[Tile]:
-    """Yield the strategy's default tile, and the tile with the fewest threads (the longest chains of additions)."""
+    """Yield the best tile of each of the strategy's kernels, and that with the fewest threads (the longest chains)."""
     choices = costmodel.ranked(problem, [strategy], known(DEVICE))
-    yield choices[0].tile
-
-    def threads(tile: Tile) -> int:
-        main = main_launch(strategy.launches(problem, tile))
-        return main.grid * main.threads
-
-    fewest = min((one.tile for one in choices), key=threads)
-    if fewest != choices[0].tile:
-        yield fewest
+    main = {one.tile: main_launch(one.launches) for one in choices}
+    best = {main[one.tile].kernel: one.tile for one in reversed(choices)}
+    fewest = min(main, key=lambda tile: main[tile].grid * main[tile].threads)
+    yield from dict.fromkeys([*best.values(), fewest])
 
 
 def errors(wanted: list[Expected], came: Mapping[str, Values]) -> dict[str, dict[str, float]]:

@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "byte_floor.json", ROOT / "docs" / "speed" / "byte-floor.md"
 DEVICE, DTYPE = "H200", "bfloat16"
 #: Byte floor above which the rest and the number of busy multiprocessors are limited, and the limit of the rest as a
-#: share of the byte floor.
-LARGE, MOST_REST = 20e6, 0.10
+#: share of the byte floor. With keep=shared, every piece reads the moments of all pieces of its sample.
+LARGE, MOST_REST, MOST_REST_KEPT = 20e6, 0.10, 0.35
 #: Rows that may exceed a limit, and why. "Takes longer": on the simulated clock (benchmarks/simulate.py), or on an H100
 #: where it says so (benchmarks/results/measured_tiles-*.jsonl).
 EXCUSED = {
@@ -107,7 +107,8 @@ LIMITS = """A row is listed here if it exceeds one of these limits:
 
 - tensors: at most 1.02 if the strategy reads once; if it reads twice, at most 5/3 for a backward and 3/2 for a forward;
 - rest: at most 0.10 if the byte floor is above 20 MB. One access to mean and rstd is not counted in it, because the
-  problem requires it;
+  problem requires it. At most 0.35 for GroupNorm's `grid` with `keep="shared"`: every piece reads the moments of all
+  pieces of its sample, from the L2 cache;
 - in L2: at least 0.95 for `grid`;
 - busy: at least 90 % of the multiprocessors (rounded down) if the byte floor is above 20 MB. On the simulated clock,
   smaller problems take 3 to 12 us, most of it latency, and large blocks on half of the multiprocessors are as fast."""
@@ -217,10 +218,12 @@ def missed(key: str, row: dict[str, Any]) -> list[str]:
     """List the limits that a row exceeds: tensors, rest, second reads from L2, busy multiprocessors."""
     if "refused" in row:
         return []
-    twice = row["strategy"] in ("split", "grid") and "batch_norm" not in key
+    kept = row["tile"].get("keep") == "shared"
+    twice = row["strategy"] in ("split", "grid") and "batch_norm" not in key and not kept
     limit = (5 / 3 if "backward" in key else 3 / 2) if twice else 1.02
     found = [f"tensors {row['tensors']:.3f}"] if row["tensors"] > limit + 1e-3 else []
-    if row["floor_bytes"] > LARGE and row["rest"] - row["statistics"] > MOST_REST:
+    most_rest = MOST_REST_KEPT if kept else MOST_REST
+    if row["floor_bytes"] > LARGE and row["rest"] - row["statistics"] > most_rest:
         found.append(f"rest {row['rest']:.2f}")
     if row["strategy"] == "grid" and row["in_l2"] < 0.95:
         found.append(f"in L2 {row['in_l2']:.2f}")

@@ -106,9 +106,15 @@ def raw_of(tile: Tile) -> dict[str, Any]:
 
 
 def best_of_each(ranked: Sequence[Choice], most: float) -> list[Choice]:
-    """The best tile of each strategy and way to load, if its predicted time is below `most` times the least."""
+    """The best tile of each strategy and of each of its words, if its predicted time is below `most` times the least.
+
+    A word of a tile is a way to load or to keep x.
+    """
     least = min(one.seconds for one in ranked)
-    best = {(one.strategy.name, one.tile.as_dict().get("load")): one for one in reversed(ranked)}
+    best: dict[tuple[str, ...], Choice] = {}
+    for one in reversed(ranked):
+        key = (one.strategy.name, *(value for _, value in one.tile.fields if isinstance(value, str)))
+        best[key] = one
     return [one for one in best.values() if one.seconds < most * least]
 
 

@@ -164,7 +164,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     "grid": (
         _groups(
             "GroupNorm: any block draws the next ticket",
-            Tile("grid", threads=128, groups=1, chunk=64, prefetch_tiles=1),
+            Tile("grid", threads=128, groups=1, chunk=64, prefetch_tiles=1, keep="l2"),
             legend="number and shade: ticket",
             hue="ticket",
             reads=SWEEPS,

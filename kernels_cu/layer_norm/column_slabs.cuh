@@ -3,15 +3,11 @@
 // dbeta. The sums of whole rows are folded from the sums of all slabs. Until they are complete, the elements that a
 // block has read stay in its shared memory, as far as they fit.
 //
-// A block draws a slab by ordered ticket, stores the sums of the slab, signals that they are stored, and draws again.
-// When no slab is left, the block waits for all slabs. Their blocks are running or have ended. So any number of
-// resident blocks suffices, and no cooperative launch is needed. With as many blocks as slabs, each block processes one
-// slab. With fewer blocks, a block reads every slab but its last one a second time, with its gamma and beta. The order
-// in which blocks arrive decides which block folds the rows. It does not affect the values that are folded, nor the
-// order of the additions.
+// The slabs are the items of kept_items.cuh. With as many blocks as slabs, each block processes one slab. With fewer
+// blocks, a block reads every slab but its last one a second time, with its gamma and beta.
 #include "common/parameters.cuh"
+#include "partition/kept_items.cuh"
 #include "partition/slab.cuh"
-#include "partition/work_queue.cuh"
 
 // How rows are cut into slabs.
 struct RowSlabs {
@@ -21,70 +17,6 @@ struct RowSlabs {
     // Index of a row's part in a slab, in a workspace [rows, slabs].
     __device__ __forceinline__ long long part(long long row, long long slab) const { return row * slabs + slab; }
 };
-
-// The ticket and the signals of all blocks, and the words that the threads of a block share: the slabs that the block
-// has drawn, and whether its signal was the last one.
-//
-// words[0] is the next ticket. words[ticket_words] counts the slabs whose sums are stored. After the fold it is slabs +
-// 1.
-struct DrawnSlabs {
-    unsigned* words;     // global, all 0 at launch
-    unsigned slabs;      // number of slabs
-    unsigned* drawn;     // shared, slabs + 1 entries
-    unsigned* complete;  // shared
-
-    __device__ __forceinline__ DrawnSlabs(unsigned* words_, int slabs_, int& offset)
-        : words(words_),
-          slabs(slabs_),
-          drawn(shared_array<unsigned>(offset, slabs_ + 1)),
-          complete(shared_array<unsigned>(offset, 1)) {}
-};
-
-// Processes slabs until none is left. sums(slab, signal) stores to the workspace, calls signal(), and may then continue
-// with work for which no other block waits. fold() folds the sums of all slabs. output(slab, latest) may read the
-// values that fold stored. If `latest`, it finds shared memory as the block's last call of sums left it. The whole
-// block calls. A barrier precedes each call of the three functions.
-template <typename Sums, typename Fold, typename Output>
-__device__ __forceinline__ void take_slabs(const DrawnSlabs& of, Sums sums, Fold fold, Output output) {
-    const bool first = threadIdx.x == 0;
-    unsigned* const signalled = of.words + ticket_words;
-    unsigned next = first ? draw_ticket(of.words) : 0u;
-    int taken = 0;
-    for (;; ++taken) {
-        if (first) {
-            of.drawn[taken] = next;
-        }
-        __syncthreads();
-        if (of.drawn[taken] >= of.slabs) {
-            break;
-        }
-        sums(of.drawn[taken], [&] {
-            __syncthreads();  // all threads have stored; add_release_acquire publishes that to the block that folds
-            if (first) {
-                next = draw_ticket(of.words);  // not earlier: a block that starts later would find no slab
-                *of.complete = add_release_acquire(signalled, 1u) + 1 == of.slabs;
-            }
-            __syncthreads();
-            if (*of.complete) {
-                fold();
-                __syncthreads();
-                if (first) {
-                    store_release(signalled, of.slabs + 1);
-                }
-            }
-        });
-    }
-    if (taken == 0) {
-        return;
-    }
-    if (first) {
-        wait_above(signalled, of.slabs);
-    }
-    for (int slot = taken - 1; slot >= 0; --slot) {
-        __syncthreads();
-        output(of.drawn[slot], slot == taken - 1);
-    }
-}
 
 // Parts of a row that a lane folds, one of every warp_size slabs. The host limits the slabs to warp_size * lane_parts.
 constexpr int lane_parts = 8;

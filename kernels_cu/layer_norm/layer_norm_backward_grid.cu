@@ -6,7 +6,7 @@
 //   columns: columns of a slab, in whole sectors; the registers of a team hold them. kept: number of rounds of rows
 //   that stay in shared memory (RoundSlots::resident_rounds), at most all.
 //   Workspace: [rows, slabs] pairs (sum gamma * dy, sum gamma * dy * xhat) of a row's part in a slab. A / L and B / L
-//   of a row later replace its first pair. From pair `words` on: the ticket and the count of column_slabs.cuh, all 0 at
+//   of a row later replace its first pair. From pair `words` on: the ticket and the count of kept_items.cuh, all 0 at
 //   launch.
 //   Grid: any number of blocks. Best is one resident block per slab.
 //   Shared memory: the slabs drawn; sums [rows, warps of a team], later A / L and B / L [rows]; statistics [rows];
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const ParameterGradients parameters = {nullptr, dgamma, dbeta, length};
     const int count = static_cast<int>(rows);
     int offset = 0;
-    const DrawnSlabs drawn(words_at(workspace, words), cut.slabs, offset);
+    const DrawnItems drawn(words_at(workspace, words), cut.slabs, offset);
     Pair* const row_sums = shared_array<Pair>(offset, count * TeamSlab::warps);
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> weight(gamma, cut, acc_t(1), offset);
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     typedef ColumnSums<Pair> sums_of_columns;
     const sums_of_columns column_sums(shared_array<Pair>(offset, sums_of_columns::size(summed)), summed);
     const RoundSlots<2> slots({dy, x}, cut, kept, offset);
-    take_slabs(
+    take_items(
         drawn,
         [&](unsigned index, auto signal) {
             TeamSlab slab(dy, cut, index);

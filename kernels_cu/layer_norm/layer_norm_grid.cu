@@ -6,7 +6,7 @@
 //   columns: columns of a slab, in whole sectors; the registers of a team hold them. kept: number of rounds of rows
 //   that stay in shared memory (RoundSlots::resident_rounds), at most all.
 //   Workspace: [rows, slabs] moments of a row's part in a slab. From pair `words` on: the ticket and the count of
-//   column_slabs.cuh, all 0 at launch.
+//   kept_items.cuh, all 0 at launch.
 //   Grid: any number of blocks. Best is one resident block per slab.
 //   Shared memory: the slabs drawn; moments [rows, warps of a team]; statistics [rows]; gamma and beta of a slab; the x
 //   that is kept.
@@ -64,13 +64,13 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const RowSlabs cut = {rows, length, columns, static_cast<int>(slabs)};
     const int count = static_cast<int>(rows);
     int offset = 0;
-    const DrawnSlabs drawn(words_at(workspace, words), cut.slabs, offset);
+    const DrawnItems drawn(words_at(workspace, words), cut.slabs, offset);
     Moments* const parts = shared_array<Moments>(offset, count * TeamSlab::warps);
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> scale(gamma, cut, acc_t(1), offset);
     SlabParameter<beta_t> bias(beta, cut, acc_t(0), offset);
     const RoundSlots<1> slots({x}, cut, kept, offset);
-    take_slabs(
+    take_items(
         drawn,
         [&](unsigned index, auto signal) {
             TeamSlab slab(x, cut, index);

@@ -21,6 +21,34 @@ struct ColumnMoments {
     __device__ __forceinline__ Moments at(int slot) const {
         return Moments{count, mean[slot].first, mean[slot].second, m2[slot]};
     }
+    // The moments of the elements of slots [begin, end) together; empty if there are none.
+    __device__ __forceinline__ Moments over(int begin, int end) const {
+        if (begin >= end || count == acc_t(0)) {
+            return Moments{};
+        }
+        // As in merge_sets: first about the mean of one slot, then about the mean of all. The terms are weighted before
+        // they are added up, so that a mean does not overflow.
+        const acc_t slots = acc_t(end - begin), share = acc_t(1) / slots;
+        acc_t near = acc_t(0), step = acc_t(0);
+#pragma unroll
+        for (int i = pack_size - 1; i >= 0; --i) {
+            near = i >= begin ? mean[i].first : near;
+        }
+#pragma unroll
+        for (int i = 0; i < pack_size; ++i) {
+            step = i >= begin && i < end ? step + share * ((mean[i].first - near) + mean[i].second) : step;
+        }
+        const acc_t all = near + step, centre = finite(all) ? next_to(all) : all;
+        Pair sums = {};
+#pragma unroll
+        for (int i = 0; i < pack_size; ++i) {
+            const acc_t d = (mean[i].first - centre) + mean[i].second;
+            const Pair more = {sums.first + share * d, sums.second + multiply_add(count * d, d, m2[i])};
+            sums = i >= begin && i < end ? more : sums;
+        }
+        const acc_t elements = count * slots;
+        return moments_about(elements, acc_t(1) / elements, centre, Pair{elements * sums.first, sums.second});
+    }
     // Adds sums about the centres, over `more` rows, and moves the centres.
     __device__ __forceinline__ void join(Pair (&sums)[pack_size], int more) {
         const acc_t joint = count + acc_t(more), inverse = acc_t(1) / joint;
@@ -49,12 +77,14 @@ __device__ __forceinline__ acc_t first_centre(const Batch& batch, int slot) {
 
 constexpr int longest_chain = 4 * chain;
 
-template <typename Path>
-__device__ __forceinline__ ColumnMoments column_moments(const Path& path, const data_t* x) {
+// Also calls keep(step, pack) for the thread's packs, in order.
+template <typename Path, typename Keep>
+__device__ __forceinline__ ColumnMoments column_moments(const Path& path, const data_t* x, Keep keep) {
     ColumnMoments found = {};
     Pair latest[pack_size] = {};  // sums since the last move of the centres
     int rows = 0;                 // rows that `latest` contains
     int most = chain;             // rows after which the centres move
+    int step = 0;
     const data_t* const from[1] = {x};
     sweep_packs(path, from, sweeps_aligned(path, from), [&](const auto& batch) {
         if (rows == 0 && found.count == acc_t(0)) {
@@ -74,6 +104,13 @@ __device__ __forceinline__ ColumnMoments column_moments(const Path& path, const 
             }
             latest[slot] = latest[slot] + sums;
         }
+#pragma unroll
+        for (int k = 0; k < batch.loads; ++k) {
+            if (k < batch.live) {
+                keep(step + k, batch.packs[0][k]);
+            }
+        }
+        step += batch.live;
         rows += batch.live;
         if (rows >= most) {
             found.join(latest, rows);
@@ -85,4 +122,9 @@ __device__ __forceinline__ ColumnMoments column_moments(const Path& path, const 
         found.join(latest, rows);
     }
     return found;
+}
+
+template <typename Path>
+__device__ __forceinline__ ColumnMoments column_moments(const Path& path, const data_t* x) {
+    return column_moments(path, x, [](int, const Pack<data_t>&) {});
 }

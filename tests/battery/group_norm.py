@@ -208,6 +208,34 @@ GROUP_GRID_LAST: Named = {
     "two blocks": {"shape": (5, 40, 48), "groups": 3, "grid": 2},
     "no parameters": {"shape": (1, 18, 16), "groups": 2, "slab": 2, **NO_PARAMETERS},
 }
+#: Pieces in shared memory, channels-last, of 16 rows.
+GROUP_GRID_KEPT: Named = {
+    label: {"keep": "shared", **facts}
+    for label, facts in {
+        "odd rows, pieces of several samples": {"shape": (2, 35, 10), "groups": 5, "slab": 5, "shifts": ALL_OFF},
+        "two slabs per sample": {"shape": (2, 37, 48), "groups": 4, "slab": 2},
+        "packs of three groups": {"shape": (1, 21, 16), "groups": 8, "slab": 8},
+        "a group per channel, whole packs": {"shape": (2, 9, 16), "groups": 16, "slab": 16},
+        "groups end within packs": {"shape": (2, 19, 36), "groups": 3, "slab": 3},
+        "as many columns as threads": {"shape": (1, 5, 256), "groups": 2, "slab": 2, "chunk": 2},
+        "more rows than a thread loads at a time": {"shape": (1, 75, 128), "groups": 2, "slab": 2, "chunk": 40},
+        "more pieces than lanes": {"shape": (1, 75, 12), "groups": 3, "slab": 3, "chunk": 1, "outlier": (0, 40, 5)},
+        "one piece": {"shape": (3, 16, 20), "groups": 2, "slab": 2},
+        "a row per piece": {"shape": (2, 3, 20), "groups": 2, "slab": 2, "chunk": 1},
+        "fewer rows than parts": {"shape": (2, 3, 8), "groups": 2, "slab": 2},
+        "an outlier first": {"shape": (1, 70, 12), "groups": 1, "slab": 1, "outlier": (0, 0, 0)},
+        "an outlier in the last piece": {"shape": (1, 70, 12), "groups": 1, "slab": 1, "outlier": (0, 69, 11)},
+        "a constant far from zero": {"shape": (2, 90, 4), "groups": 2, "slab": 2, **FAR},
+        "channels of one value each": {"shape": (2, 70, 6), "groups": 2, "slab": 2, "flat": True},
+        "NaN in a neighbour": {"shape": (2, 25, 6), "groups": 3, "slab": 3, "nan": (0, 2, 4)},
+        "two blocks": {"shape": (5, 40, 48), "groups": 3, "slab": 3, "grid": 2},
+        "one block": {"shape": (3, 40, 10), "groups": 2, "slab": 2, "grid": 1, "shifts": ALL_OFF},
+        "in place": {"shape": (2, 37, 20), "groups": 2, "slab": 2, "in_place": True},
+        "no parameters": {"shape": (1, 18, 16), "groups": 2, "slab": 2, **NO_PARAMETERS},
+        "16 bits": {"shape": (2, 65, 6), "groups": 2, "slab": 2, "shifts": ALL_OFF, **MIXED},
+        "rows of 16-bit packs": {"shape": (2, 37, 48), "groups": 4, "slab": 4, **MIXED},
+    }.items()
+}
 
 
 def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
@@ -216,6 +244,7 @@ def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "cluster", "grid") else {}
         fields |= {"chunk": own.pop("chunk", 16)} if strategy in ("split", "grid") else {}
         fields |= {"prefetch_tiles": own.pop("prefetch_tiles", 1)} if strategy == "grid" else {}
+        fields |= {"keep": own.pop("keep", "l2")} if strategy == "grid" and not op.endswith("backward") else {}
         yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
 
 
@@ -298,6 +327,8 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     yield from _register_cases(op)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
+    if not backward:
+        yield from made("grid", layout(GROUP_GRID_KEPT, "NHWC: kept"), threads=64)
     one = {"cluster": 2, **({"samples": 1} if backward else {})}
     yield from made("cluster", cluster, threads=64, stages=2, load="bulk", **one)
     slices = dict(GROUP_CLUSTER_REGISTERS)

@@ -33,6 +33,10 @@ GRID: Named = {
     "NHWC: all channels": {"shape": (2, 37, 20), "slab": 20, "last": True, "grid": 2},
     "NHWC: slabs of some channels": {"shape": (2, 18, 48), "slab": 16, "last": True},
 }
+GRID_KEPT: Named = {
+    "NHWC: kept: all channels": {"shape": (2, 37, 20), "slab": 20, "last": True, "grid": 2, "keep": "shared"},
+    "NHWC: kept: slabs of some channels": {"shape": (2, 18, 48), "slab": 16, "last": True, "keep": "shared"},
+}
 SPLIT: Named = {
     "planes of 4^3": {"shape": (2, 5, 4, 4, 4), "chunk": 64},
     "NHWC: more columns than threads, chunks": {"shape": (2, 35, 262), "last": True, "grid": 2},
@@ -57,4 +61,6 @@ def instance_norm_cases(op: str) -> Iterator[Case]:
         samples: Named = {"NHWC: both samples": {"shape": (2, 19, 12), "slab": 4, "last": True}}
         yield from _made(op, "cluster", samples, **one | {"samples": 2}, stages=2, load="cp_async")
     yield from _made(op, "grid", GRID, threads=64)
+    if not backward:
+        yield from _made(op, "grid", GRID_KEPT, threads=64)
     yield from _made(op, "split", SPLIT, threads=64)

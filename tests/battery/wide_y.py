@@ -34,12 +34,28 @@ OF_SLABS: Named = OF_BLOCK | {
     "NHWC: rows of packs": {"shape": (5, 9, 32), "groups": 2, "grid": 2, "last": True, **HALF},
 }
 #: Fields of a tile of `grid` alone.
-OWN = ("slab", "prefetch_tiles")
+OWN = ("slab", "prefetch_tiles", "keep")
 OF_GRID: Named = {
     "short last chunks": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF},
     "whole packs": {"shape": (3, 6, 64), "groups": 3, "prefetch_tiles": 3, **HALF},
     "NHWC: all channels": {"shape": (2, 35, 10), "groups": 5, "slab": 5, "shifts": ALL_OFF, "last": True},
     "NHWC: rows of packs": {"shape": (2, 18, 32), "groups": 2, "slab": 2, "last": True, **HALF},
+    "NHWC: kept: all channels": {
+        "shape": (2, 35, 10),
+        "groups": 5,
+        "slab": 5,
+        "shifts": ALL_OFF,
+        "last": True,
+        "keep": "shared",
+    },
+    "NHWC: kept: rows of packs": {
+        "shape": (2, 18, 32),
+        "groups": 2,
+        "slab": 2,
+        "last": True,
+        "keep": "shared",
+        **HALF,
+    },
 }
 OF_ROWS: Named = {
     "every alignment": {"shape": (21, 37), "shifts": SAME_OFF},
@@ -78,7 +94,11 @@ def _of_groups(op: str) -> Iterator[Case]:
     yield from made("cluster", OF_BLOCK, cluster=2, **held)
     yield from made("cluster", OF_SLABS, cluster=2, **staged)
     yield from made("grid", OF_GRID, threads=64)
-    split = {label: {name: facts[name] for name in facts if name not in OWN} for label, facts in OF_GRID.items()}
+    split = {
+        label: {name: facts[name] for name in facts if name not in OWN}
+        for label, facts in OF_GRID.items()
+        if "keep" not in facts
+    }
     yield from made("split", split, threads=64)
 
 

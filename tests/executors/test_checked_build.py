@@ -224,7 +224,7 @@ def test_the_checked_build_of_every_compiler_loads(name: str) -> None:
     script = (
         "import numpy as np, cunorm\n"
         "x = np.arange(128, dtype=np.float32).reshape(1, 2, 64)\n"
-        "tile = cunorm.Tile('grid', threads=32, chunk=32, groups=1, prefetch_tiles=1)\n"
+        "tile = cunorm.Tile('grid', threads=32, chunk=32, groups=1, prefetch_tiles=1, keep='l2')\n"
         "print(cunorm.group_norm(x, 2, tile=tile)[1].tolist())"
     )
     words = shlex.join(COMPILERS[name].command)

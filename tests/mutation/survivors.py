@@ -420,8 +420,8 @@ SURVIVORS: dict[Key, str] = {
     ("layer_norm/layer_norm_grid.cu", "for (int i = 0; i < lane_parts; ++i) {", "guard", 0): (
         "The value after the array changes the centre, and the error of a centre is corrected."
     ),
-    ("layer_norm/column_slabs.cuh",
-     "if (taken == 0) {", "guard", 0): "Speed only: a block without a slab would wait without need.",
+    ("partition/kept_items.cuh",
+     "if (taken == 0) {", "guard", 0): "Speed only: a block without an item would wait without need.",
     ("layer_norm/column_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,
     ("layer_norm/column_slabs.cuh", "for (int tensor = 0; tensor < tensors && first < slab.columns; ++tensor) {",
      "guard", 0): "Speed only: a pack of the next slab is loaded too and not used.",

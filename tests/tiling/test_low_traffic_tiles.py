@@ -99,6 +99,11 @@ def rows_of(strategy: str, threads: int, packs: int = 1, teams: int = 2, **more:
     return {"strategy": strategy, "threads": threads, **fields}
 
 
+def kept(**more: int | str) -> dict[str, Any]:
+    """A tile of GroupNorm's `grid` that keeps x in shared memory."""
+    return {"strategy": "grid", "threads": 64, "chunk": 16, "groups": 1, "prefetch_tiles": 1, "keep": "shared", **more}
+
+
 def group_of(threads: int) -> dict[str, Any]:
     """A tile of the `warp` strategy of GroupNorm."""
     return {"strategy": "warp", "threads": threads, "lanes": 8, "packs_per_thread": 2, "samples_per_team": 2}
@@ -120,12 +125,27 @@ def group_of(threads: int) -> dict[str, Any]:
      "teams_per_block is 2, expected 1: float64 leaves no registers for more"),
     ("group_norm", (8, 64, 2), group_of(64), "samples_per_team is 2, expected 1 unless HxW = 1"),
     ("group_norm_backward", (8, 64), group_of(96), "threads is 96, expected a power of two"),
+    ("group_norm", (2, 64, 32), kept(), "keep=shared needs channels-last data"),
+    ("NHWC", (2, 64, 64), kept(prefetch_tiles=2), "prefetch_tiles is 2, expected 1: keep=shared does not use it"),
+    ("NHWC", (2, 64, 64), kept(groups=3), "groups is 3, expected a divisor of the number of groups, 4"),
+    ("NHWC", (2, 64, 36), kept(groups=1), "rows of 9 channels do not begin on 16-byte boundaries"),
+    ("NHWC", (2, 64, 64), kept(), "rows of a slab have 32 bytes, expected at least 64"),
+    ("NHWC", (2, 64, 1024), kept(groups=4), "rows of 1024 channels have more packs than a block has threads, 64"),
+    ("NHWC", (2, 4096, 256), kept(groups=4, chunk=512), "needs .* bytes of shared memory per block"),
+    ("NHWC", (2, 4096, 256), kept(groups=4, chunk=1), "8192 pieces, but NVIDIA H200 holds at most 4224 blocks"),
+    ("NHWC", (2, 4096, 256), kept(groups=4, chunk=7), "1172 pieces, but NVIDIA H200 holds 1056 blocks of this tile"),
+    ("NHWC", (2, 1, 256), kept(groups=4), "HxW is 1, expected more"),
+    ("NHWC", (2, 64, 64), kept(groups=4, chunk=2**63), "chunk is 9223372036854775808, expected at most"),
+    ("NHWC", (2, 64, 64), kept(groups=4, keep="l3"), "keep is l3, expected l2 or shared"),
 ], ids=lambda value: "" if isinstance(value, (dict, str)) else str(value))  # fmt: skip
 def test_illegal_tiles_are_refused(op: str, shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
     dtype = op if op == "float64" else "bfloat16"
-    own = {"num_groups": 4} if op.startswith("group") else {"normalized_shape": shape[-1]}
+    own: dict[str, Any] = {"normalized_shape": shape[-1]}
+    if op == "NHWC" or op.startswith("group"):
+        own = {"num_groups": 4, "data_format": "NHWC" if op == "NHWC" else "NCHW"}
+    name = {"float64": "layer_norm", "NHWC": "group_norm"}.get(op, op)
     with pytest.raises(cunorm.UnsupportedTile, match=sentence):
-        cunorm.plan("layer_norm" if op == dtype else op, shape=shape, dtype=dtype, device="cpu", tile=tile, **own)
+        cunorm.plan(name, shape=shape, dtype=dtype, device="cpu", tile=tile, **own)
 
 
 # ---- the model ------------------------------------------------------------------------------------------------------

@@ -162,7 +162,11 @@ def _group(op: str) -> Iterator[Row]:
         yield Row(
             op, "cluster", "both samples, channels last", (2, 64, 196, 8), of_two | {"load": "cp_async"}, layout="NHWC"
         )
-    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
+    kept = {"threads": 64, "chunk": 16, "groups": 8, "prefetch_tiles": 1, "keep": "shared"}
+    if not op.endswith("backward"):
+        yield Row(op, "grid", "kept", (4, 64, 196, 8), kept, layout="NHWC")
+        yield Row(op, "grid", "kept, slabs of two groups", (4, 64, 196, 8), kept | {"groups": 2}, layout="NHWC")
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, **of_keep(op)}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),
         Row(op, "grid", "odd planes", (2, 6, 2401, 2), grid, fetched=EDGE),
@@ -180,6 +184,11 @@ def _group(op: str) -> Iterator[Row]:
         Row(op, "split", "channels last", (4, 64, 196, 8), split, layout="NHWC"),
         Row(op, "split", "several waves", (34, 64, 1024, 8), split, long=True),
     )
+
+
+def of_keep(op: str) -> dict[str, Any]:
+    """Where `grid` keeps x, for a forward."""
+    return {} if op.endswith("backward") else {"keep": "l2"}
 
 
 def _instance(op: str) -> Iterator[Row]:
@@ -200,7 +209,7 @@ def _instance(op: str) -> Iterator[Row]:
     yield Row(op, "cluster", "channels last", (4, 64, 196), cluster, layout="NHWC")
     if backward:
         yield Row(op, "cluster", "both samples, channels last", (2, 64, 196), cluster | {"samples": 2}, layout="NHWC")
-    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, **of_keep(op)}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024), grid),
         Row(op, "grid", "channels last", (4, 64, 196), grid | {"groups": 16, "chunk": 64}, layout="NHWC"),
@@ -328,7 +337,7 @@ def _wide() -> Iterator[Row]:
         yield Row(op, "block", "wide y, channels last", (4, 64, 49, 4), slabs, layout="NHWC")
         yield Row(op, "block", "wide y, in registers", (4, 16, 64, groups), held | {"packs_per_thread": 2})
         yield Row(op, "cluster", "wide y", (4, 16, 1024, groups), held | {"load": "bulk", "cluster": 2})
-        grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1}
+        grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, "keep": "l2"}
         split = {"threads": 64, "chunk": 1024}
         yield from _read_twice(
             Row(op, "grid", "wide y", (4, 16, 1024, groups), grid),

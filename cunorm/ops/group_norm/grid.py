@@ -27,6 +27,11 @@ GRID_SPACE = {
     "groups": (1, 2, 4, 8, 16, 32),
     "prefetch_tiles": (96, 32, 1),
 }
+#: Rows of pieces that are kept in shared memory, in addition to the chunks of `GRID_SPACE`.
+PIECES = (128, 144, 72, 32, 16)
+#: Values of ``keep``: where x stays between its sums and its outputs.
+L2, SHARED = "l2", "shared"
+GRID_FORWARD_SPACE = {**GRID_SPACE, "chunk": (*GRID_SPACE["chunk"], *PIECES), "keep": (L2, SHARED)}
 #: Tickets are counted in 32 bits. Blocks draw a few more tickets than there are work items.
 MOST_TICKETS = 2**32 - 2**22
 #: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
@@ -115,7 +120,7 @@ class GroupGrid(Tiling):
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
-    def _refuses_slab(self) -> str | None:
+    def refuses_slab(self) -> str | None:
         """Return the error message if the groups of a slab are not legal, or None."""
         problem, channels = self.problem, self.slab_channels
         if problem.layout == "NCHW":
@@ -129,6 +134,11 @@ class GroupGrid(Tiling):
             return f"rows of {channels} channels have more packs than a block has threads, {self.tile.threads}"
         return None
 
+    @lazy
+    def worth(self) -> bool:
+        """Whether the chunk is not one of those for pieces that are kept in shared memory."""
+        return self.tile.chunk not in PIECES
+
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
         problem, tile = self.problem, self.tile
@@ -141,7 +151,7 @@ class GroupGrid(Tiling):
             return "HxW is 1, expected more: a warp would process one element"
         if problem.group % tile.groups:
             return f"groups is {tile.groups}, expected a divisor of the number of groups, {problem.group}"
-        if (sentence := self._refuses_slab() or refuses_shared(self.shared, device)) is not None:
+        if (sentence := self.refuses_slab() or refuses_shared(self.shared, device)) is not None:
             return sentence
         if 2 * self.tiles * self.slabs + tile.prefetch_tiles > MOST_TICKETS:
             ahead = f"prefetch_tiles = {tile.prefetch_tiles}"

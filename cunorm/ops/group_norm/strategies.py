@@ -5,7 +5,8 @@ from __future__ import annotations
 from cunorm.core.strategy import Strategy, Tile
 
 from .block import BLOCK_SPACE, CLUSTER_BACKWARD_SPACE, CLUSTER_SPACE, group_block, group_cluster
-from .grid import GRID_SPACE, GroupGrid
+from .grid import GRID_FORWARD_SPACE, GRID_SPACE, L2, GroupGrid
+from .grid_kept import group_grid
 from .split import SPLIT_SPACE, GroupSplit
 from .warp import WARP_SPACE, group_warp
 
@@ -27,15 +28,23 @@ def _fills_team(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     return 256, tile.lanes * tile.packs_per_thread * pack // HxW * group, HxW, group
 
 
+def _kept(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """Example sizes. If blocks keep pieces, they are few, and a pack has channels of two groups of ten."""
+    return _middling(tile, pack) if tile.as_dict()["keep"] == L2 else (2, 10 * 32, 64, 32)
+
+
 def _strategies(op: str, backward: bool) -> dict[str, Strategy]:
     staged = ("threads", "stages", "load")
     clusters = CLUSTER_BACKWARD_SPACE if backward else CLUSTER_SPACE
     divided = ("cluster", "samples") if backward else ("cluster",)
+    grid = Strategy("grid", op, GRID_FORWARD_SPACE, ("threads", "keep"), group_grid, _kept)
+    if backward:
+        grid = Strategy("grid", op, GRID_SPACE, ("threads",), GroupGrid, _middling)
     made = (
         Strategy("warp", op, WARP_SPACE, ("threads", "lanes", "packs_per_thread"), group_warp, _fills_team),
         Strategy("block", op, BLOCK_SPACE, (*staged, "packs_per_thread"), group_block, _middling),
         Strategy("cluster", op, clusters, (*staged, *divided), group_cluster, _of_samples),
-        Strategy("grid", op, GRID_SPACE, ("threads",), GroupGrid, _middling),
+        grid,
         Strategy("split", op, SPLIT_SPACE, ("threads",), GroupSplit, _middling),
     )
     return {strategy.name: strategy for strategy in made}
