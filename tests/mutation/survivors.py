@@ -75,6 +75,7 @@ CLOBBERS = (
 )  # fmt: skip
 
 # fmt: off
+OTHER_LANES = "Speed and bounds: only lanes with a group emit results. The others read the next sets, which exist here."
 SURVIVORS: dict[Key, str] = {
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 0): TWIN,
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 1): TWIN,
@@ -420,6 +421,33 @@ SURVIVORS: dict[Key, str] = {
     ("layer_norm/layer_norm_grid.cu", "for (int i = 0; i < lane_parts; ++i) {", "guard", 0): (
         "The value after the array changes the centre, and the error of a centre is corrected."
     ),
+    ("group_norm/group_norm_grid_kept.cu", "while (width < warp_size && width * block_warps < groups) {", "guard", 1): (
+        "Speed only: fewer lanes merge the sets of a group."
+    ),
+    ("group_norm/group_norm_grid_kept.cu",
+     "for (int base = threadIdx.x / warp_size * width; base < groups; base += block_warps * width) {", "guard", 0): (
+        "Speed only: a warp without groups merges no sets."
+    ),
+    ("group_norm/group_norm_grid_kept.cu",
+     "const int group = live ? base + lane % width : base, sets = live ? sets_of(group) : 0, first = lane / width;",
+     "guard", 0): OTHER_LANES,
+    ("group_norm/group_norm_grid_kept.cu",
+     "const int group = live ? base + lane % width : base, sets = live ? sets_of(group) : 0, first = lane / width;",
+     "guard", 1): OTHER_LANES,
+    ("group_norm/group_norm_grid_kept.cu", "for (int i = 0; i < held; ++i) {", "guard", 0): (
+        "A lane stores past its array of registers, which the CPU executor does not see."
+    ),
+    ("group_norm/group_norm_grid_kept.cu", "if (first + i * step < sets) {", "guard", 1): (
+        "Speed only: a set that is not there is empty."
+    ),
+    ("group_norm/group_norm_grid_kept.cu",
+     "const int slots = C - first_channel < pack_size ? static_cast<int>(C - first_channel) : pack_size;",
+     "guard", 0): (
+        "If the last pack is not whole, its last groups end with C: slots past C form a set of no group."
+    ),
+    ("group_norm/group_norm_grid_kept.cu",
+     "const int channel = static_cast<int>(sweep.first_channel), all = sweep.live() ? static_cast<int>(C) : 0;",
+     "guard", 0): "Speed only: a thread without packs loads parameters of another thread's column.",
     ("partition/kept_items.cuh",
      "if (taken == 0) {", "guard", 0): "Speed only: a block without an item would wait without need.",
     ("layer_norm/column_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,
