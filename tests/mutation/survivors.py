@@ -75,6 +75,7 @@ CLOBBERS = (
 )  # fmt: skip
 
 # fmt: off
+FIRST_CENTRE = "Rounding only: sums about any centre are corrected. tests/ops/test_accuracy.py limits the errors."
 OTHER_LANES = "Speed and bounds: only lanes with a group emit results. The others read the next sets, which exist here."
 SURVIVORS: dict[Key, str] = {
     ("common/async.cuh", "cunorm_cpu::fence();", "barrier", 0): TWIN,
@@ -243,8 +244,20 @@ SURVIVORS: dict[Key, str] = {
     ("common/reduce.cuh", "return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;", "owner", 0): (
         "Speed only: thread 0 still has the correct result, and the results of other threads are not used."
     ),
+    ("partition/column_moments.cuh", "if (begin >= end || count == acc_t(0)) {", "guard", 0): (
+        "Speed only: no group reads the moments of no slots."
+    ),
+    ("partition/column_moments.cuh", "near = i >= begin ? mean[i].first : near;", "guard", 0): FIRST_CENTRE,
+    ("partition/column_moments.cuh", "near = i >= begin ? mean[i].first : near;", "guard", 1): FIRST_CENTRE,
+    ("partition/column_moments.cuh",
+     "step = i >= begin && i < end ? step + share * ((mean[i].first - near) + mean[i].second) : step;",
+     "guard", 0): FIRST_CENTRE,
+    ("partition/column_moments.cuh",
+     "step = i >= begin && i < end ? step + share * ((mean[i].first - near) + mean[i].second) : step;",
+     "guard", 2): FIRST_CENTRE,
+    ("partition/column_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 1): LIVE_ALONE,
     ("partition/column_moments.cuh", "return usable_shift(batch.live < 3 ? a : (low < below ? below : low));",
-     "guard", 0): (
+     "guard", 1): (
         "Rounding only: sums may be about any element. tests/ops/test_accuracy.py limits the errors."
     ),
     ("partition/column_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 0): LIVE_ALONE,
