@@ -221,10 +221,11 @@ def main(argv: list[str] | None = None) -> int:
         new = measure(asked.only)
         with_torch = any(row["contender"] == "torch" for row in new)
         torch = importlib.metadata.version("torch") if with_torch else document.get("torch")
-        others = [row for row in document["rows"] if not row["op"].startswith(asked.only)]
-        of_torch = [row for row in document["rows"] if row["contender"] == "torch" and row not in others]
-        rows = others + new + ([] if with_torch else of_torch)  # without PyTorch here, its results stay
-        rows = sorted(rows, key=lambda row: ACTIVE.index(row["op"]))
+
+        def stays(row: Mapping[str, Any]) -> bool:  # without PyTorch here, its results stay
+            return not row["op"].startswith(asked.only) or (row["contender"] == "torch" and not with_torch)
+
+        rows = sorted([*filter(stays, document["rows"]), *new], key=lambda row: ACTIVE.index(row["op"]))
         document = {"device": DEVICE, "torch": torch, "numpy": np.__version__, "rows": rows}
         lines = ",\n".join(json.dumps(row) for row in rows)
         facts = json.dumps({key: value for key, value in document.items() if key != "rows"})

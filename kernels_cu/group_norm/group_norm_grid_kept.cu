@@ -7,8 +7,8 @@
 //   Workspace: [slabs, groups of a slab, chunks] moments (moments.cuh) of a group in a piece. From pair `words` on: the
 //   ticket and the count of kept_items.cuh, all 0 at launch.
 //   Grid: any number of blocks. Best is one resident block per piece.
-//   Shared memory: the items drawn; whether a signal was the last; Tile::pack_groups moments per thread; statistics per group of a slab; the packs of a
-//   piece. pack_groups: the most groups of which a pack has channels.
+//   Shared memory: the items drawn; whether a signal was the last; Tile::pack_groups moments per thread; statistics per
+//   group of a slab; the packs of a piece. pack_groups: the most groups of which a pack has channels.
 //
 // With as many blocks as pieces, every byte of x is read once. A thread sums the packs of its column as they arrive, and
 // keeps them. Later it normalises the same packs, so that no barrier is needed between. The block of a piece folds the
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(resident_t
                         store(rstd, n * groups + first_group + group, found.rstd);
                     }
                 });
-            make_opaque(index);
+            make_opaque(index);  // nothing of the sweep occupies registers during the fold
             const KeptSweep sweep(piece_of(index), kept, group_channels);
             const int channel = static_cast<int>(sweep.first_channel), all = sweep.live() ? static_cast<int>(C) : 0;
             const auto scale = parameters_of(gamma, channel, all, acc_t(1));

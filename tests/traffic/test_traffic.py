@@ -331,6 +331,7 @@ def test_distances_of_a_trace_that_is_longer_than_the_time_axis() -> None:
 @pytest.mark.parametrize("order", ["ascending", "descending"])
 def test_the_work_of_a_ticket_is_one_tile_whatever_warp_runs_first(order: str) -> None:
     """After a barrier, the executor may run other warps, and other lanes, before the thread that draws a ticket."""
+    # A tile has 16 sectors.
     tile = {"strategy": "grid", "threads": 64, "chunk": 64, "groups": 1, "prefetch_tiles": 1, "keep": "l2"}
     plan = cunorm.plan("group_norm", shape=(4, 8, 256), dtype="float32", num_groups=4, device="cpu", tile=tile)
     main, count = plan.launches[-1], record(plan, order)[-1]

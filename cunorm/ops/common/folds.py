@@ -24,6 +24,8 @@ FEW_SLABS, MANY_SLABS, MOST_SLICES = 64, 128, 128
 WORD = 4  # bytes per counter
 LINE_WORDS = 32  # a whole line of the L2 cache for the ticket counter: ticket_words in work_queue.cuh
 CLEAR_THREADS = 256
+#: Counters of kept_items.cuh: the line of the ticket counter, and the number of items whose sums are stored.
+ITEM_WORDS = LINE_WORDS + 1
 
 
 def _fold_columns(rows: int, C: int) -> int:
@@ -113,6 +115,16 @@ def parameter_workspace(problem: Problem, rows: int) -> int:
 def words_at(pairs: int, pair_bytes: int) -> int:
     """Index of the pair at which the counters begin: after ``pairs`` pairs, rounded up to a line of the L2 cache."""
     return round_up(pairs, LINE_WORDS * WORD // pair_bytes)
+
+
+def item_words_moved(items: int) -> int:
+    """Bytes of the accesses to the counters of kept_items.cuh.
+
+    Each access is 4 bytes. Every counter is set to zero. Per item, there is the draw of its ticket, the draw that finds
+    no item left, the signal of its sums, and the poll of the fold: counted once, although a block that waits polls
+    again. The fold is signalled once.
+    """
+    return (ITEM_WORDS + 4 * items + 1) * WORD
 
 
 def clear_launch(at: int, words: int) -> Launch:

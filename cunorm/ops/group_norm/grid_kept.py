@@ -8,7 +8,7 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Arguments, Launch, Tile, Tiling, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.folds import LINE_WORDS, WORD, clear_launch, words_at
+from cunorm.ops.common.folds import ITEM_WORDS, WORD, clear_launch, item_words_moved, words_at
 from cunorm.ops.common.limits import (
     ACTIVATED_REGISTERS,
     RESIDENT_REGISTERS,
@@ -23,8 +23,6 @@ from cunorm.ops.common.slab_sweep import Sweep, refuses_chunk
 
 from .grid import GRID_SPACE, SHARED, GroupGrid
 
-#: Counters: the line of the ticket counter, and the number of pieces whose moments are stored.
-WORDS = LINE_WORDS + 1
 #: Moments that a lane holds, by bytes of a sum: held_pieces in group_norm_grid_kept.cu.
 HELD = {4: 8, 8: 4}
 #: Bytes of a row that is worth keeping without its neighbours. On an H100, `cluster` takes longer for shorter rows than
@@ -130,7 +128,7 @@ class GroupGridKept(GroupGrid):
     @lazy
     def workspace(self) -> int:
         """Bytes of the moments, one per group of a piece, and of the counters."""
-        return self.words_at * self.problem.pair + round_up(WORDS * WORD, ACCESS_BYTES)
+        return self.words_at * self.problem.pair + round_up(ITEM_WORDS * WORD, ACCESS_BYTES)
 
     @lazy
     def _reads(self) -> int:
@@ -153,13 +151,9 @@ class GroupGridKept(GroupGrid):
     def workspace_traffic(self) -> int:
         """See `Tiling.workspace_traffic`.
 
-        The moments are written once, and each piece reads those of its slab.
-
-        Each access to a counter is 4 bytes. Every counter is set to zero. Per piece, there is the draw of its ticket,
-        the draw that finds no piece left, the signal of its moments, and the poll of the completion flag: counted once,
-        although a block that waits polls again. The flag is set once.
+        The moments are written once, and each piece reads those of its slab. The counters are accessed too.
         """
-        return self.parts_moved + (WORDS + 4 * self.items + 1) * WORD
+        return self.parts_moved + item_words_moved(self.items)
 
     # ---- launches ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +183,7 @@ class GroupGridKept(GroupGrid):
             tickets=self.words_at * problem.pair,
             constants={"pack_groups": self.pack_groups},
         )
-        return (clear_launch(self.words_at, WORDS), main)
+        return (clear_launch(self.words_at, ITEM_WORDS), main)
 
 
 def group_grid(problem: Problem, tile: Tile) -> Tiling:

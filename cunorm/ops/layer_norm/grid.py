@@ -6,7 +6,7 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.folds import LINE_WORDS, WORD, clear_launch, words_at
+from cunorm.ops.common.folds import ITEM_WORDS, WORD, clear_launch, item_words_moved, words_at
 from cunorm.ops.common.limits import SECTOR_PACKS, WARP, blocks_for, refuses_registers, refuses_shared, round_up
 from cunorm.ops.common.register_rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_given, present
 from cunorm.ops.common.strips import arguments_of_gradient
@@ -25,8 +25,6 @@ KIB = 1024
 #: Bytes in flight that a block should have: twice the bytes that DRAM delivers to a multiprocessor within its latency,
 #: some 30 KB. Least and most rounds in flight: with two rounds, one is loaded while the other is processed.
 BYTES_AHEAD, FEWEST_AHEAD, MOST_AHEAD = 64 * KIB, 2, 8
-#: Counters: the line of the ticket counter, and the number of slabs whose sums are stored.
-WORDS = LINE_WORDS + 1
 #: Most rounds that are worth trying. A thread adds its elements of a column one by one, so more rounds lose accuracy.
 MOST_ROUNDS = 64
 #: Most slabs whose partial sums of a row a warp can fold: warp_size * lane_parts in column_slabs.cuh.
@@ -199,21 +197,17 @@ class LayerGrid(Tiling):
     @lazy
     def workspace(self) -> int:
         """Bytes of the partial sums, one per slab of a row, and of the counters."""
-        return self.words_at * self.problem.pair + round_up(WORDS * WORD, ACCESS_BYTES)
+        return self.words_at * self.problem.pair + round_up(ITEM_WORDS * WORD, ACCESS_BYTES)
 
     @lazy
     def workspace_traffic(self) -> int:
         """See `Tiling.workspace_traffic`.
 
         The P = rows * slabs partial sums are written once, and read once by the fold: 2 P. In a backward, the fold also
-        writes one pair per row, and every slab reads it.
-
-        Each access to a counter is 4 bytes. Every counter is set to zero. Per slab, there is the draw of its ticket,
-        the draw that finds no slab left, the signal of its sums, and the poll of the fold: counted once, although a
-        block that waits polls again. The fold is signalled once.
+        writes one pair per row, and every slab reads it. The counters are accessed too.
         """
         means = (1 + self.slabs) * self.problem.N * self.problem.pair if self.problem.is_backward else 0
-        return 2 * self._parts_bytes + means + (WORDS + 4 * self.slabs + 1) * WORD
+        return 2 * self._parts_bytes + means + item_words_moved(self.slabs)
 
     # ---- launches ---------------------------------------------------------------------------------------------------
 
@@ -248,4 +242,4 @@ class LayerGrid(Tiling):
             tickets=self.words_at * self.problem.pair,
             constants={"ahead": self.ahead},
         )
-        return (clear_launch(self.words_at, WORDS), main)
+        return (clear_launch(self.words_at, ITEM_WORDS), main)
