@@ -299,10 +299,36 @@ def fitted(found: Sequence[Point], measured: Sequence[Point] = ()) -> dict[str, 
     return {"instructions": instructions, "times": times, "samples": len(found), "measured": len(measured)}
 
 
+def measured_over_simulated(found: dict[str, list[Point]], document: dict[str, Any]) -> float:
+    """The median, over the kernels that a GPU has measured, of the ratio of fitted to simulated times."""
+    ratios = []
+    for key, entry in document.items():
+        if entry["measured"] < FEWEST_TIMES:
+            continue
+        *times, cycles = next(iter(entry["times"].values()))
+        of_kernel = []
+        for one in found.get(key, ()):
+            counts = costs.instructions_for(entry["instructions"], one.kind)
+            cost = costs.Cost._make((*counts, *(1e-6 * time for time in times), cycles))
+            of_kernel.append(costmodel.seconds_of(one.work, cost, one.device) * 1e6 / one.microseconds)
+        if of_kernel:
+            ratios.append(float(np.median(of_kernel)))
+    return float(np.median(ratios)) if ratios else 1.0
+
+
 def fit(_: argparse.Namespace) -> None:
-    """Write ``costs.json`` from all samples."""
+    """Write ``costs.json`` from all samples.
+
+    Simulated times are too short in most cases. Those of kernels that no GPU has measured are multiplied by the usual
+    ratio, so that they compare with the measured times of other kernels.
+    """
     found, timed = points([*samples().values()]), measured_points()
-    document = {key: fitted(found[key], timed[key]) for key in tqdm(sorted(found), unit="kernel")}
+    timed_here = [key for key in sorted(found) if len(timed[key]) >= FEWEST_TIMES]
+    document = {key: fitted(found[key], timed[key]) for key in tqdm(timed_here, unit="measured kernel")}
+    slower = measured_over_simulated(found, document)
+    for key in tqdm(sorted(set(found) - set(timed_here)), unit="simulated kernel"):
+        document[key] = fitted([replace(one, microseconds=slower * one.microseconds) for one in found[key]], timed[key])
+    document = dict(sorted(document.items()))
     instructions, times = (_middle(one) for one in zip(*_mains(document), strict=True))
     unknown = {"instructions": {"2": instructions}, "times": {costs.EVENNESS[0]: times}, "samples": 0, "measured": 0}
     document = {costs.ANY: unknown, **document}

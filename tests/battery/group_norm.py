@@ -252,7 +252,7 @@ def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         fields = {"groups": own.pop("slab", 1)} if strategy in ("block", "cluster", "grid") else {}
         fields |= {"chunk": own.pop("chunk", 16)} if strategy in ("split", "grid") else {}
         fields |= {"prefetch_tiles": own.pop("prefetch_tiles", 1)} if strategy == "grid" else {}
-        fields |= {"keep": own.pop("keep", "l2")} if strategy == "grid" and not op.endswith("backward") else {}
+        fields |= {"keep": own.pop("keep", "l2")} if strategy == "grid" else {}
         yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
 
 
@@ -284,6 +284,18 @@ def _register_cases(op: str) -> Iterator[Case]:
         held["an infinite mean"] = {"shape": (2, 6, 35), "groups": 2, **INFINITE}
         held |= masked(held, "channels end within packs", "one channel per group, misaligned")
     yield from _made(op, "block", held, threads=64, stages=1, load="registers", packs_per_thread=2)
+
+
+def _kept(backward: bool) -> Named:
+    """Problems of `grid` with keep=shared. A backward has no moments that an outlier could spoil."""
+    if not backward:
+        return GROUP_GRID_KEPT
+    kept = {label: facts for label, facts in GROUP_GRID_KEPT.items() if "outlier" not in facts}
+    kept["many rows of channel sums"] = {"shape": (1, 150, 12), "groups": 3, "slab": 3, "chunk": 1, "keep": "shared"}
+    kept["an infinite mean"] = kept["odd rows, pieces of several samples"] | {"shifts": {}, **INFINITE}
+    for label, mask in {"dx alone": (True, False, False), "dx and dgamma": (True, True, False)}.items():
+        kept[f"two slabs per sample, {label}"] = kept["two slabs per sample"] | {"mask": mask}
+    return kept
 
 
 def group_norm_cases(op: str) -> Iterator[Case]:
@@ -335,8 +347,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     yield from _register_cases(op)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
-    if not backward:
-        yield from made("grid", layout(GROUP_GRID_KEPT, "NHWC: kept"), threads=64)
+    yield from made("grid", layout(_kept(backward), "NHWC: kept"), threads=64)
     one = {"cluster": 2, **({"samples": 1} if backward else {})}
     yield from made("cluster", cluster, threads=64, stages=2, load="bulk", **one)
     slices = dict(GROUP_CLUSTER_REGISTERS)

@@ -61,6 +61,5 @@ def instance_norm_cases(op: str) -> Iterator[Case]:
         samples: Named = {"NHWC: both samples": {"shape": (2, 19, 12), "slab": 4, "last": True}}
         yield from _made(op, "cluster", samples, **one | {"samples": 2}, stages=2, load="cp_async")
     yield from _made(op, "grid", GRID, threads=64)
-    if not backward:
-        yield from _made(op, "grid", GRID_KEPT, threads=64)
+    yield from _made(op, "grid", GRID_KEPT, threads=64)
     yield from _made(op, "split", SPLIT, threads=64)

@@ -461,6 +461,25 @@ SURVIVORS: dict[Key, str] = {
     ("group_norm/group_norm_grid_kept.cu",
      "const int channel = static_cast<int>(sweep.first_channel), all = sweep.live() ? static_cast<int>(C) : 0;",
      "guard", 0): "Speed only: a thread without packs loads parameters of another thread's column.",
+    ("group_norm/group_norm_backward_grid_kept.cu",
+     "for (long long first = threadIdx.x / warp_size * width; first < columns; first += block_warps * width) {",
+     "guard", 0): "Speed only: a warp without columns loads and stores nothing.",
+    ("group_norm/group_norm_backward_grid_kept.cu",
+     "for (long long row = part; row < rows; row += rows_at_once * parts) {", "guard",
+     0): "Speed only: nothing is loaded for a row past the last.",
+    ("group_norm/group_norm_backward_grid_kept.cu", "for (int k = 0; k < rows_at_once; ++k) {", "guard", 0): (
+        "A lane stores past its array of registers, which the CPU executor does not see."
+    ),
+    ("group_norm/group_norm_backward_grid_kept.cu", "if (row + k * parts < rows && column < columns) {", "guard", 1): (
+        "The sums of columns past the last are not emitted."
+    ),
+    ("group_norm/group_norm_backward_grid_kept.cu",
+     "if (part == 0 && column < columns) {", "owner", 0): SAME_IN_THE_WARP,
+    ("group_norm/group_norm_backward_grid_kept.cu",
+     "if (threadIdx.x % warp_size == 0) {", "owner", 0): SAME_IN_THE_WARP,
+    ("group_norm/group_norm_backward_grid_kept.cu",
+     "left < fold_channels ? left : fold_channels, N * chunks,", "guard",
+     1): "Speed only: several items store the same sums.",
     ("partition/kept_items.cuh",
      "if (taken == 0) {", "guard", 0): "Speed only: a block without an item would wait without need.",
     ("layer_norm/column_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,

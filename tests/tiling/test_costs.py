@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import math
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -234,6 +236,34 @@ def test_times_come_from_a_gpu_where_it_has_measured_the_kernel(fitting: ModuleT
         made = Cost(*few["instructions"]["2"], *(1e-6 * one for one in times[:-1]), times[-1])
         predicted = [costmodel.seconds_of(one.work, made, H200) * 1e6 / one.microseconds for one in simulated]
         assert sorted(predicted)[10] == pytest.approx(factor, rel=0.15)
+    points = {"timed": simulated, "untimed": simulated}
+    ratio = fitting.measured_over_simulated(points, {"timed": enough, "untimed": few})
+    assert ratio == pytest.approx(3, rel=0.15)
+    assert fitting.measured_over_simulated(points, {"untimed": few}) == 1.0
+
+
+def test_simulated_times_are_fitted_as_long_as_measured_ones_would_be(
+    fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of two kernels with the same simulated times, one was measured and took three times as long."""
+    kind, works = Kind(2, False, False), []
+    for grid in range(100, 120):
+        works.append(costmodel.work_of(launch(grid=grid, packs=4096 * grid, phases=3), H200))
+    simulated = [fitting.Point(kind, one, 5000, costmodel.seconds_of(one, COST, H200) * 1e6) for one in works]
+    timed = [replace(one, instructions=None, microseconds=3 * one.microseconds) for one in simulated]
+    monkeypatch.setattr(fitting, "samples", dict)
+    monkeypatch.setattr(fitting, "points", lambda _: {"a NCHW": simulated, "b NCHW": simulated})
+    monkeypatch.setattr(fitting, "measured_points", lambda: defaultdict(list, {"b NCHW": timed}))
+    monkeypatch.setattr(fitting.costs, "PATH", tmp_path / "costs.json")
+    fitting.fit(argparse.Namespace())
+    found = json.loads((tmp_path / "costs.json").read_text())
+    assert found["a NCHW"]["measured"] == 0 and found["b NCHW"]["measured"] == 20
+    assert list(found) == ["any", "a NCHW", "b NCHW"]
+    for key in ("a NCHW", "b NCHW"):
+        *times, cycles = found[key]["times"]["even"]
+        made = Cost(*found[key]["instructions"]["2"], *(1e-6 * one for one in times), cycles)
+        ratios = sorted(costmodel.seconds_of(one.work, made, H200) * 1e6 / one.microseconds for one in simulated)
+        assert ratios[10] == pytest.approx(3, rel=0.15)
 
 
 def test_the_time_of_a_call_is_divided_among_its_launches(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

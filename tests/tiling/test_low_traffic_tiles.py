@@ -100,7 +100,7 @@ def rows_of(strategy: str, threads: int, packs: int = 1, teams: int = 2, **more:
 
 
 def kept(**more: int | str) -> dict[str, Any]:
-    """A tile of GroupNorm's `grid` that keeps x in shared memory."""
+    """A tile of GroupNorm's `grid` that keeps its inputs in shared memory."""
     return {"strategy": "grid", "threads": 64, "chunk": 16, "groups": 1, "prefetch_tiles": 1, "keep": "shared", **more}
 
 

@@ -146,7 +146,7 @@ def test_second_reads_hit_the_cache_with_grid_and_miss_it_with_split(
         "chunk": chunk,
         "groups": slab,
         "prefetch_tiles": lead if slab == 1 else 1,
-        **({} if op.endswith("backward") else {"keep": "l2"}),
+        "keep": "l2",
     }
     found = _second_reads(op, tile, shape, groups, layout)
     assert found.reuse.within(small.l2_bytes // 2) >= 0.95

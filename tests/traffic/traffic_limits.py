@@ -162,11 +162,7 @@ def _group(op: str) -> Iterator[Row]:
         yield Row(
             op, "cluster", "both samples, channels last", (2, 64, 196, 8), of_two | {"load": "cp_async"}, layout="NHWC"
         )
-    kept = {"threads": 64, "chunk": 16, "groups": 8, "prefetch_tiles": 1, "keep": "shared"}
-    if not op.endswith("backward"):
-        yield Row(op, "grid", "kept", (4, 64, 196, 8), kept, layout="NHWC")
-        yield Row(op, "grid", "kept, slabs of two groups", (4, 64, 196, 8), kept | {"groups": 2}, layout="NHWC")
-    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, **of_keep(op)}
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, "keep": "l2"}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),
         Row(op, "grid", "odd planes", (2, 6, 2401, 2), grid, fetched=EDGE),
@@ -176,6 +172,9 @@ def _group(op: str) -> Iterator[Row]:
             op, "grid", "channels last, all of them", (4, 60, 196, 6), grid | {"groups": 6, "chunk": 64}, layout="NHWC"
         ),
     )
+    kept = {"threads": 64, "chunk": 16, "groups": 8, "prefetch_tiles": 1, "keep": "shared"}
+    yield Row(op, "grid", "kept", (4, 64, 196, 8), kept, layout="NHWC")
+    yield Row(op, "grid", "kept, slabs of two groups", (4, 64, 196, 8), kept | {"groups": 2}, layout="NHWC")
     yield from _twice(
         Row(op, "split", "aligned planes", (4, 16, 1024, 4), split),
         Row(op, "split", "odd planes", (2, 6, 2401, 2), split, fetched=EDGE),
@@ -184,11 +183,6 @@ def _group(op: str) -> Iterator[Row]:
         Row(op, "split", "channels last", (4, 64, 196, 8), split, layout="NHWC"),
         Row(op, "split", "several waves", (34, 64, 1024, 8), split, long=True),
     )
-
-
-def of_keep(op: str) -> dict[str, Any]:
-    """Where `grid` keeps x, for a forward."""
-    return {} if op.endswith("backward") else {"keep": "l2"}
 
 
 def _instance(op: str) -> Iterator[Row]:
@@ -209,7 +203,7 @@ def _instance(op: str) -> Iterator[Row]:
     yield Row(op, "cluster", "channels last", (4, 64, 196), cluster, layout="NHWC")
     if backward:
         yield Row(op, "cluster", "both samples, channels last", (2, 64, 196), cluster | {"samples": 2}, layout="NHWC")
-    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, **of_keep(op)}
+    grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, "keep": "l2"}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024), grid),
         Row(op, "grid", "channels last", (4, 64, 196), grid | {"groups": 16, "chunk": 64}, layout="NHWC"),

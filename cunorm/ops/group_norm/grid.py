@@ -17,21 +17,21 @@ from cunorm.ops.common.limits import (
 )
 from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 
+#: Chunks for pieces that are kept in shared memory. With ``keep=l2`` they are not tried.
+PIECES = (128, 144, 72, 32, 16)
+#: Values of ``keep``: where the inputs stay between their sums and their outputs.
+L2, SHARED = "l2", "shared"
 #: Of tiles with equal predictions the cost model selects the first. Two blocks of 256 threads per multiprocessor wait
 #: less for each other than one block of 512. They follow the order of tickets more closely than four blocks of 128, so
 #: more second reads hit the L2 cache. The more prefetched tiles, the fewer blocks wait: none if there are half as many
 #: as resident blocks. More than 96 would not leave the second reads of large groups in the L2 cache of an H200.
 GRID_SPACE = {
     "threads": (256, 128, 512),
-    "chunk": (64, 120, 256, 1024, 2048, 4096),
+    "chunk": (64, 120, 256, 1024, 2048, 4096, *PIECES),
     "groups": (1, 2, 4, 8, 16, 32),
     "prefetch_tiles": (96, 32, 1),
+    "keep": (L2, SHARED),
 }
-#: Rows of pieces that are kept in shared memory, in addition to the chunks of `GRID_SPACE`.
-PIECES = (128, 144, 72, 32, 16)
-#: Values of ``keep``: where x stays between its sums and its outputs.
-L2, SHARED = "l2", "shared"
-GRID_FORWARD_SPACE = {**GRID_SPACE, "chunk": (*GRID_SPACE["chunk"], *PIECES), "keep": (L2, SHARED)}
 #: Tickets are counted in 32 bits. Blocks draw a few more tickets than there are work items.
 MOST_TICKETS = 2**32 - 2**22
 #: Resident threads per multiprocessor, and multiprocessors of the largest device or more. They bound the grid. A block
@@ -48,8 +48,8 @@ WAITED_PHASES, USUAL_MULTIPROCESSORS = 5, 132
 NARROWEST = 64
 
 
-class GroupGrid(Tiling):
-    """Tiling with slabs. A slab is some neighbouring groups of one sample. Its tiles cover all its chunks."""
+class GroupSlabs(Tiling):
+    """Tiling with slabs that are cut into chunks. A slab is some neighbouring groups of one sample."""
 
     @lazy
     def sweep(self) -> Sweep:
@@ -65,6 +65,34 @@ class GroupGrid(Tiling):
     def slabs(self) -> int:
         """Number of slabs."""
         return self.problem.N * (self.problem.group // self.tile.groups)
+
+    def refuses_groups(self) -> str | None:
+        """Return the error message if the tensors cannot be cut into slabs of these groups, or None."""
+        problem, tile = self.problem, self.tile
+        if problem.is_backward and "dx" not in problem.outputs:
+            return "expected output dx: without dx, split reads all data once"
+        if problem.HxW == 1:
+            return "HxW is 1, expected more: a channel would have one element"
+        if problem.group % tile.groups:
+            return f"groups is {tile.groups}, expected a divisor of the number of groups, {problem.group}"
+        return self._refuses_channels()
+
+    def _refuses_channels(self) -> str | None:
+        problem, channels = self.problem, self.slab_channels
+        if problem.layout == "NCHW":
+            return "groups is above 1, expected 1 for channels-first data" if self.tile.groups > 1 else None
+        if channels < problem.C:
+            if channels % problem.pack:
+                return f"rows of {channels} channels do not begin on 16-byte boundaries"
+            if channels * problem.itemsize < NARROWEST:
+                return f"rows of a slab have {channels * problem.itemsize} bytes, expected at least {NARROWEST}"
+        if ceil_div(channels, problem.pack) > self.tile.threads:
+            return f"rows of {channels} channels have more packs than a block has threads, {self.tile.threads}"
+        return None
+
+
+class GroupGrid(GroupSlabs):
+    """Tiling with tiles that cover all chunks of all slabs."""
 
     @lazy
     def tiles(self) -> int:
@@ -120,20 +148,6 @@ class GroupGrid(Tiling):
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
-    def refuses_slab(self) -> str | None:
-        """Return the error message if the groups of a slab are not legal, or None."""
-        problem, channels = self.problem, self.slab_channels
-        if problem.layout == "NCHW":
-            return "groups is above 1, expected 1 for channels-first data" if self.tile.groups > 1 else None
-        if channels < problem.C:
-            if channels % problem.pack:
-                return f"rows of {channels} channels do not begin on 16-byte boundaries"
-            if channels * problem.itemsize < NARROWEST:
-                return f"rows of a slab have {channels * problem.itemsize} bytes, expected at least {NARROWEST}"
-        if ceil_div(channels, problem.pack) > self.tile.threads:
-            return f"rows of {channels} channels have more packs than a block has threads, {self.tile.threads}"
-        return None
-
     @lazy
     def worth(self) -> bool:
         """Whether the chunk is not one of those for pieces that are kept in shared memory."""
@@ -145,13 +159,7 @@ class GroupGrid(Tiling):
         sentence = refuses_sweep(self.sweep, problem, tile, device) or refuses_registers(self.registers, tile, device)
         if sentence is not None:
             return sentence
-        if problem.is_backward and "dx" not in problem.outputs:
-            return "expected output dx: without dx no data is read twice, and split reads it once"
-        if problem.HxW == 1:
-            return "HxW is 1, expected more: a warp would process one element"
-        if problem.group % tile.groups:
-            return f"groups is {tile.groups}, expected a divisor of the number of groups, {problem.group}"
-        if (sentence := self.refuses_slab() or refuses_shared(self.shared, device)) is not None:
+        if (sentence := self.refuses_groups() or refuses_shared(self.shared, device)) is not None:
             return sentence
         if 2 * self.tiles * self.slabs + tile.prefetch_tiles > MOST_TICKETS:
             ahead = f"prefetch_tiles = {tile.prefetch_tiles}"

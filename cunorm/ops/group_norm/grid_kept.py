@@ -1,4 +1,4 @@
-"""Strategy `grid` of GroupNorm's forward with keep=shared: blocks keep pieces of x in shared memory."""
+"""Strategy `grid` of GroupNorm with keep=shared: blocks keep pieces of the tensors in shared memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
     WARP,
     blocks_for,
+    bound_registers,
     refuses_registers,
     refuses_shared,
     round_up,
@@ -21,25 +22,32 @@ from cunorm.ops.common.limits import (
 from cunorm.ops.common.register_rows import ACCESS_BYTES
 from cunorm.ops.common.slab_sweep import Sweep, refuses_chunk
 
-from .grid import GRID_SPACE, SHARED, GroupGrid
+from .grid import GRID_SPACE, SHARED, GroupGrid, GroupSlabs
 
 #: Moments that a lane holds, by bytes of a sum: held_pieces in group_norm_grid_kept.cu.
 HELD = {4: 8, 8: 4}
 #: Bytes of a row that is worth keeping without its neighbours. On an H100, `cluster` takes longer for shorter rows than
 #: its bytes and instructions explain: the L2 cache has more requests, and sectors are written in parts.
 LONG_ROW = 256
-#: Exposed memory latencies per block: the piece, the counter of stored pieces, the completion flag, the moments of all
-#: pieces, gamma and beta.
-PHASES = 5
+#: Bytes of the sums of neighbouring channels that an item reads together: a sector.
+SECTOR_BYTES = 32
+#: Exposed memory latencies per block: the piece, the counter of stored pieces, the completion flag, the sums of all
+#: pieces, gamma and beta. A backward has statistics before its piece, and the sums of dgamma and dbeta at the end.
+PHASES, BACKWARD_PHASES = 5, 7
 
 
-class GroupGridKept(GroupGrid):
+class GroupPieces(GroupSlabs):
     """Tiling with one block per piece of a slab. A piece is a chunk of rows of some groups of one sample."""
+
+    @lazy
+    def pieces(self) -> int:
+        """Pieces per slab."""
+        return self.sweep.chunks
 
     @lazy
     def items(self) -> int:
         """Pieces of all slabs."""
-        return self.slabs * self.tiles
+        return self.slabs * self.pieces
 
     @lazy
     def columns(self) -> int:
@@ -47,24 +55,19 @@ class GroupGridKept(GroupGrid):
         return ceil_div(self.slab_channels, self.problem.pack)
 
     @lazy
-    def pack_groups(self) -> int:
-        """Most groups of which a pack has channels."""
-        pack, of_group = self.problem.pack, self.problem.group_channels
-        return ceil_div(pack + of_group - math.gcd(pack, of_group), of_group)
+    def kept(self) -> int:
+        """Bytes of a piece of one tensor."""
+        return min(self.tile.chunk, self.problem.HxW) * self.columns * ACCESS_BYTES
 
-    @lazy
+    @property
     def shared(self) -> int:
         """Bytes of shared memory per block: the arrays in the kernel's order, each from a 16-byte boundary."""
-        problem, threads = self.problem, self.tile.threads
-        sizes = [(self.items + 1) * WORD, WORD, threads * self.pack_groups * problem.part]
-        sizes.append(self.tile.groups * problem.pair)
-        sizes.append(min(self.tile.chunk, problem.HxW) * self.columns * ACCESS_BYTES)
-        return sum(round_up(size, ACCESS_BYTES) for size in sizes)
+        raise NotImplementedError
 
-    @lazy
+    @property
     def registers(self) -> int:
-        """Registers per thread that the launch bound allows: resident_threads in group_norm_grid_kept.cu."""
-        return RESIDENT_REGISTERS if self.problem.activation is None else ACTIVATED_REGISTERS
+        """Registers per thread that the launch bound allows."""
+        raise NotImplementedError
 
     @lazy
     def slab_sweep(self) -> Sweep:
@@ -84,18 +87,14 @@ class GroupGridKept(GroupGrid):
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
         problem, tile = self.problem, self.tile
-        if problem.HxW == 1:
-            return "HxW is 1, expected more: a channel would have one element"
-        if problem.layout != "NHWC":
+        if problem.layout != "NHWC" and problem.HxW > 1:
             return f"keep={SHARED} needs channels-last data"
         if tile.prefetch_tiles > 1:
             return f"prefetch_tiles is {tile.prefetch_tiles}, expected 1: keep={SHARED} does not use it"
         sentence = refuses_threads(tile) or refuses_chunk(tile) or refuses_registers(self.registers, tile, device)
         if sentence is not None:
             return sentence
-        if problem.group % tile.groups:
-            return f"groups is {tile.groups}, expected a divisor of the number of groups, {problem.group}"
-        if (sentence := self.refuses_slab()) is not None:
+        if (sentence := self.refuses_groups()) is not None:
             return sentence
         if self.items > (most := device.multiprocessors * device.blocks_per_multiprocessor):
             return f"{self.items} pieces, but {device.name} holds at most {most} blocks at a time"
@@ -114,21 +113,85 @@ class GroupGridKept(GroupGrid):
             return False
         return groups == problem.group or self.slab_channels * problem.itemsize >= LONG_ROW
 
-    # ---- workspace --------------------------------------------------------------------------------------------------
+    # ---- launches ---------------------------------------------------------------------------------------------------
 
-    @lazy
-    def _moments_bytes(self) -> int:
-        return self.items * self.tile.groups * self.problem.part
+    @property
+    def partials(self) -> int:
+        """Bytes of the sums or moments that the pieces store."""
+        raise NotImplementedError
+
+    @property
+    def parts_moved(self) -> int:
+        """Bytes of these sums or moments that are written and read."""
+        raise NotImplementedError
 
     @lazy
     def words_at(self) -> int:
         """Index of the pair at which the counters begin."""
-        return words_at(self._moments_bytes // self.problem.pair, self.problem.pair)
+        return words_at(self.partials // self.problem.pair, self.problem.pair)
 
     @lazy
     def workspace(self) -> int:
-        """Bytes of the moments, one per group of a piece, and of the counters."""
+        """Bytes of the sums or moments of the pieces, and of the counters."""
         return self.words_at * self.problem.pair + round_up(ITEM_WORDS * WORD, ACCESS_BYTES)
+
+    @lazy
+    def workspace_traffic(self) -> int:
+        """See `Tiling.workspace_traffic`. The counters are accessed too."""
+        return self.parts_moved + item_words_moved(self.items)
+
+    def launches_of(
+        self, arguments: Arguments, phases: int, constants: dict[str, int] | None = None
+    ) -> tuple[Launch, ...]:
+        """Launches that clear the counters and process the pieces."""
+        problem, entry = self.problem, f"{self.problem.op}_grid_kept"
+        sizes = {"groups": problem.group, "slab_channels": self.slab_channels, "words": self.words_at}
+        main = Launch(
+            entry,
+            entry,
+            blocks_for(self.items),
+            self.tile.threads,
+            {**arguments, **self.sweep.arguments, **sizes},
+            shared_bytes=self.shared,
+            traffic=problem.read * problem.nbytes + problem.written,
+            cached=self.parts_moved,
+            packs=self.slab_sweep.processed,
+            rounds=self.slab_sweep.rounds,
+            registers=self.registers,
+            phases=phases,
+            streams=problem.read,
+            tickets=self.words_at * problem.pair,
+            constants=constants or {},
+        )
+        return (clear_launch(self.words_at, ITEM_WORDS), main)
+
+
+class GroupGridKept(GroupPieces):
+    """Tiling of a forward."""
+
+    @lazy
+    def pack_groups(self) -> int:
+        """Most groups of which a pack has channels."""
+        pack, of_group = self.problem.pack, self.problem.group_channels
+        return ceil_div(pack + of_group - math.gcd(pack, of_group), of_group)
+
+    @lazy
+    def shared(self) -> int:
+        """See `GroupPieces.shared`."""
+        problem, threads = self.problem, self.tile.threads
+        sizes = [(self.items + 1) * WORD, WORD, threads * self.pack_groups * problem.part]
+        sizes += [self.tile.groups * problem.pair, self.kept]
+        return sum(round_up(size, ACCESS_BYTES) for size in sizes)
+
+    @lazy
+    def registers(self) -> int:
+        """Registers per thread: resident_threads in group_norm_grid_kept.cu."""
+        return RESIDENT_REGISTERS if self.problem.activation is None else ACTIVATED_REGISTERS
+
+    @lazy
+    def partials(self) -> int:
+        """Bytes of the moments, one per group of a piece."""
+        return self.items * self.tile.groups * self.problem.part
 
     @lazy
     def _reads(self) -> int:
@@ -140,52 +203,72 @@ class GroupGridKept(GroupGrid):
         while width < WARP and width * (self.tile.threads // WARP) < self.tile.groups:
             width *= 2
         held = HELD[self.problem.sum_itemsize] * (WARP // width)
-        return self.tiles + max(0, self.tiles - held)
+        return self.pieces + max(0, self.pieces - held)
 
     @lazy
     def parts_moved(self) -> int:
         """Bytes of moments that are written, and read by every piece of their slab."""
-        return (1 + self._reads) * self._moments_bytes
-
-    @lazy
-    def workspace_traffic(self) -> int:
-        """See `Tiling.workspace_traffic`.
-
-        The moments are written once, and each piece reads those of its slab. The counters are accessed too.
-        """
-        return self.parts_moved + item_words_moved(self.items)
-
-    # ---- launches ---------------------------------------------------------------------------------------------------
-
-    @lazy
-    def _arguments(self) -> Arguments:
-        sizes = {"groups": self.problem.group, "slab_channels": self.slab_channels, "words": self.words_at}
-        given = by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps")
-        return {**given, **self.sweep.arguments, **sizes}
+        return (1 + self._reads) * self.partials
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
-        """Launches that clear the counters and process the pieces."""
-        problem, entry = self.problem, f"{self.problem.op}_grid_kept"
-        main = Launch(
-            entry,
-            entry,
-            blocks_for(self.items),
-            self.tile.threads,
-            self._arguments,
-            shared_bytes=self.shared,
-            traffic=problem.read * problem.nbytes + problem.written,
-            cached=self.parts_moved,
-            packs=self.slab_sweep.processed,
-            rounds=self.slab_sweep.rounds,
-            registers=self.registers,
-            phases=PHASES,
-            tickets=self.words_at * problem.pair,
-            constants={"pack_groups": self.pack_groups},
+        """See `GroupPieces.launches_of`."""
+        arguments = by_name("x", "gamma", "beta", "y", "mean", "rstd", "workspace", "eps")
+        return self.launches_of(arguments, PHASES, {"pack_groups": self.pack_groups})
+
+
+class GroupGridKeptBackward(GroupPieces):
+    """Tiling of a backward: a block keeps a piece of dy and one of x."""
+
+    @lazy
+    def shared(self) -> int:
+        """See `GroupPieces.shared`."""
+        problem = self.problem
+        sizes = [(self.items + 1) * WORD, WORD, self.tile.threads * problem.pack * problem.pair]
+        sizes += [self.slab_channels * problem.pair, self.kept, self.kept]
+        return sum(round_up(size, ACCESS_BYTES) for size in sizes)
+
+    @lazy
+    def registers(self) -> int:
+        """Registers per thread: gradient_threads in backward_sweep.cuh."""
+        return bound_registers(self.problem, self.problem.layout)
+
+    @lazy
+    def channel_sums(self) -> int:
+        """Pairs of sums, one per channel of a piece, for dgamma and dbeta."""
+        return self.problem.N * self.pieces * self.problem.C if self.problem.wants_parameters else 0
+
+    @lazy
+    def fold_channels(self) -> int:
+        """Channels whose dgamma and dbeta an item computes."""
+        return round_up(ceil_div(self.problem.C, self.items), SECTOR_BYTES // self.problem.pair)
+
+    @lazy
+    def partials(self) -> int:
+        """Bytes of the sums, per channel and per group of a piece."""
+        return (self.channel_sums + self.items * self.tile.groups) * self.problem.pair
+
+    @lazy
+    def parts_moved(self) -> int:
+        """Bytes of sums that are written and read. Those of a group are read by every piece of their slab."""
+        of_groups = (1 + self.pieces) * self.items * self.tile.groups
+        return (2 * self.channel_sums + of_groups) * self.problem.pair
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """See `GroupPieces.launches_of`."""
+        wanted = {
+            "beta": self.problem.activation is not None,
+            **dict.fromkeys(("dgamma", "dbeta"), self.problem.wants_parameters),
+        }
+        arguments = by_name("dy", "x", "mean", "rstd", "gamma", "dx", "workspace", **wanted)
+        return self.launches_of(
+            {**arguments, "fold_channels": self.fold_channels, "group_sums_at": self.channel_sums}, BACKWARD_PHASES
         )
-        return (clear_launch(self.words_at, ITEM_WORDS), main)
 
 
 def group_grid(problem: Problem, tile: Tile) -> Tiling:
-    """Tiling of a tile of a forward's `grid`."""
-    return GroupGridKept(problem, tile) if tile.as_dict()["keep"] == SHARED else GroupGrid(problem, tile)
+    """Tiling of a tile of `grid`."""
+    if tile.as_dict()["keep"] != SHARED:
+        return GroupGrid(problem, tile)
+    return GroupGridKeptBackward(problem, tile) if problem.is_backward else GroupGridKept(problem, tile)

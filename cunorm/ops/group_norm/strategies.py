@@ -5,7 +5,7 @@ from __future__ import annotations
 from cunorm.core.strategy import Strategy, Tile
 
 from .block import BLOCK_SPACE, CLUSTER_BACKWARD_SPACE, CLUSTER_SPACE, group_block, group_cluster
-from .grid import GRID_FORWARD_SPACE, GRID_SPACE, L2, GroupGrid
+from .grid import GRID_SPACE, L2
 from .grid_kept import group_grid
 from .split import SPLIT_SPACE, GroupSplit
 from .warp import WARP_SPACE, group_warp
@@ -37,14 +37,11 @@ def _strategies(op: str, backward: bool) -> dict[str, Strategy]:
     staged = ("threads", "stages", "load")
     clusters = CLUSTER_BACKWARD_SPACE if backward else CLUSTER_SPACE
     divided = ("cluster", "samples") if backward else ("cluster",)
-    grid = Strategy("grid", op, GRID_FORWARD_SPACE, ("threads", "keep"), group_grid, _kept)
-    if backward:
-        grid = Strategy("grid", op, GRID_SPACE, ("threads",), GroupGrid, _middling)
     made = (
         Strategy("warp", op, WARP_SPACE, ("threads", "lanes", "packs_per_thread"), group_warp, _fills_team),
         Strategy("block", op, BLOCK_SPACE, (*staged, "packs_per_thread"), group_block, _middling),
         Strategy("cluster", op, clusters, (*staged, *divided), group_cluster, _of_samples),
-        grid,
+        Strategy("grid", op, GRID_SPACE, ("threads", "keep"), group_grid, _kept),
         Strategy("split", op, SPLIT_SPACE, ("threads",), GroupSplit, _middling),
     )
     return {strategy.name: strategy for strategy in made}
