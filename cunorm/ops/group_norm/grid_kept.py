@@ -32,8 +32,8 @@ LONG_ROW = 256
 #: Bytes of the sums of neighbouring channels that an item reads together: a sector.
 SECTOR_BYTES = 32
 #: Exposed memory latencies per block: the piece, the counter of stored pieces, the completion flag, the sums of all
-#: pieces, gamma and beta. A backward has statistics before its piece, and the sums of dgamma and dbeta at the end.
-PHASES, BACKWARD_PHASES = 5, 7
+#: pieces, gamma and beta. A backward has statistics before its piece. The sums of dgamma and dbeta are one more.
+PHASES, BACKWARD_PHASES = 5, 6
 
 
 class GroupPieces(GroupSlabs):
@@ -262,9 +262,8 @@ class GroupGridKeptBackward(GroupPieces):
             **dict.fromkeys(("dgamma", "dbeta"), self.problem.wants_parameters),
         }
         arguments = by_name("dy", "x", "mean", "rstd", "gamma", "dx", "workspace", **wanted)
-        return self.launches_of(
-            {**arguments, "fold_channels": self.fold_channels, "group_sums_at": self.channel_sums}, BACKWARD_PHASES
-        )
+        sums = {"fold_channels": self.fold_channels, "group_sums_at": self.channel_sums}
+        return self.launches_of({**arguments, **sums}, BACKWARD_PHASES + self.problem.wants_parameters)
 
 
 def group_grid(problem: Problem, tile: Tile) -> Tiling:
