@@ -12,6 +12,7 @@ from cunorm.ops.common.folds import ITEM_WORDS, WORD, clear_launch, item_words_m
 from cunorm.ops.common.limits import (
     ACTIVATED_REGISTERS,
     RESIDENT_REGISTERS,
+    SECTOR_PACKS,
     WARP,
     blocks_for,
     bound_registers,
@@ -29,8 +30,6 @@ HELD = {4: 8, 8: 4}
 #: Bytes of a row that is worth keeping without its neighbours. On an H100, `cluster` takes longer for shorter rows than
 #: its bytes and instructions explain: the L2 cache has more requests, and sectors are written in parts.
 LONG_ROW = 256
-#: Bytes of the sums of neighbouring channels that an item reads together: a sector.
-SECTOR_BYTES = 32
 #: Exposed memory latencies per block: the piece, the counter of stored pieces, the completion flag, the sums of all
 #: pieces, gamma and beta. A backward has statistics before its piece. The sums of dgamma and dbeta are one more.
 PHASES, BACKWARD_PHASES = 5, 6
@@ -60,9 +59,15 @@ class GroupPieces(GroupSlabs):
         return min(self.tile.chunk, self.problem.HxW) * self.columns * ACCESS_BYTES
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory per block: the arrays in the kernel's order, each from a 16-byte boundary."""
+    def arrays(self) -> tuple[int, ...]:
+        """Bytes of the arrays in shared memory, in the kernel's order, after those of DrawnItems in kept_items.cuh."""
         raise NotImplementedError
+
+    @lazy
+    def shared(self) -> int:
+        """Bytes of shared memory per block, each array from a 16-byte boundary."""
+        drawn = ((self.items + 1) * WORD, WORD)
+        return sum(round_up(size, ACCESS_BYTES) for size in (*drawn, *self.arrays))
 
     @property
     def registers(self) -> int:
@@ -176,12 +181,10 @@ class GroupGridKept(GroupPieces):
         return ceil_div(pack + of_group - math.gcd(pack, of_group), of_group)
 
     @lazy
-    def shared(self) -> int:
-        """See `GroupPieces.shared`."""
-        problem, threads = self.problem, self.tile.threads
-        sizes = [(self.items + 1) * WORD, WORD, threads * self.pack_groups * problem.part]
-        sizes += [self.tile.groups * problem.pair, self.kept]
-        return sum(round_up(size, ACCESS_BYTES) for size in sizes)
+    def arrays(self) -> tuple[int, ...]:
+        """See `GroupPieces.arrays`."""
+        problem, tile = self.problem, self.tile
+        return tile.threads * self.pack_groups * problem.part, tile.groups * problem.pair, self.kept
 
     @lazy
     def registers(self) -> int:
@@ -221,12 +224,10 @@ class GroupGridKeptBackward(GroupPieces):
     """Tiling of a backward: a block keeps a piece of dy and one of x."""
 
     @lazy
-    def shared(self) -> int:
-        """See `GroupPieces.shared`."""
-        problem = self.problem
-        sizes = [(self.items + 1) * WORD, WORD, self.tile.threads * problem.pack * problem.pair]
-        sizes += [self.slab_channels * problem.pair, self.kept, self.kept]
-        return sum(round_up(size, ACCESS_BYTES) for size in sizes)
+    def arrays(self) -> tuple[int, ...]:
+        """See `GroupPieces.arrays`."""
+        pair = self.problem.pair
+        return self.tile.threads * self.problem.pack * pair, self.slab_channels * pair, self.kept, self.kept
 
     @lazy
     def registers(self) -> int:
@@ -240,8 +241,8 @@ class GroupGridKeptBackward(GroupPieces):
 
     @lazy
     def fold_channels(self) -> int:
-        """Channels whose dgamma and dbeta an item computes."""
-        return round_up(ceil_div(self.problem.C, self.items), SECTOR_BYTES // self.problem.pair)
+        """Channels whose dgamma and dbeta an item computes. Their sums fill whole sectors."""
+        return round_up(ceil_div(self.problem.C, self.items), SECTOR_PACKS * ACCESS_BYTES // self.problem.pair)
 
     @lazy
     def partials(self) -> int:
