@@ -64,8 +64,8 @@ ratios are drawn at {lowest:g}.
 - **Slices** have {lengths} elements. A problem has {counts} slices of these lengths, in the same order. A
   slice is a group of GroupNorm, a row of LayerNorm or a channel of BatchNorm. For bfloat16, torch too gets float32
   parameters.
-- Each strategy runs with its default tile on an {device}, and with the tile with the fewest threads, whose chains of
-  additions are the longest. The CPU executor does not flush denormals, a GPU does.
+- Each strategy runs with the best predicted tile of each of its kernels on an {device}, and with the tile with the
+  fewest threads, whose chains of additions are the longest. The CPU executor does not flush denormals, a GPU does.
 
 A cell shows the largest error over all lengths and tiles, in units in the last place of the exact value (ulp). The
 number in brackets is the largest error as a share of its bound, which is the limit in the tests and in the tuner

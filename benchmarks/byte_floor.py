@@ -96,12 +96,12 @@ tiles with the present choice of the cost model.
 """
 
 
-LIMITS = """A row is listed here if it exceeds one of these limits:
+LIMITS = """The limits:
 
 - tensors: at most 1.02 if the strategy reads once; if it reads twice, at most 5/3 for a backward and 3/2 for a forward;
 - rest: at most 0.10 if the byte floor is above 20 MB. One access to mean and rstd is not counted in it, because the
   problem requires it. At most 0.35 for GroupNorm's `grid` with `keep="shared"`: every piece reads the moments of all
-  pieces of its sample, from the L2 cache;
+  pieces of its slab (in a backward, their sums), from the L2 cache;
 - in L2: at least 0.95 for `grid`;
 - busy: at least 90 % of the multiprocessors (rounded down) if the byte floor is above 20 MB. On the simulated clock,
   smaller problems take 3 to 12 us, most of it latency, and large blocks on half of the multiprocessors are as fast."""
@@ -199,12 +199,12 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
     over = [f"- {key}: {row['strategy']}, {', '.join(what)}" for key, row in rows.items() if (what := missed(key, row))]
     excused = [f"- {key}: {why}" for key, why in EXCUSED.items() if key in rows]
     over = over or ["No other row exceeds a limit."]
-    return "\n".join([*lines, "\n## Over the limits\n", LIMITS, "", *over, "", EXCUSE, "", *excused, ""])
+    return "\n".join([*lines, "\n## Over the limits\n", LIMITS, "", EXCUSE, "", *excused, "", *over, ""])
 
 
 EXCUSE = """\
-These rows exceed a limit. "Takes longer" is said of a tile that keeps to the limits, on the
-[simulated clock](simulated.md), or, where it says so, on an H100:"""
+Rows that exceed a limit, each with the reason why its tile is kept. "Takes longer" means that a tile within the limits
+takes longer, on the [simulated clock](simulated.md) or, where it says so, on an H100:"""
 
 
 def missed(key: str, row: dict[str, Any]) -> list[str]:

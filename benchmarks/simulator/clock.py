@@ -15,9 +15,8 @@ from benchmarks.simulator import machine
 from benchmarks.simulator.cubin import Cubin
 from benchmarks.simulator.machine import Launch
 from benchmarks.simulator.records import PIPES, REASONS, Facts, Times
-from cunorm.core.devices import Device, known
+from cunorm.core.devices import PARTS, Device, known
 from cunorm.core.errors import KernelFault
-from cunorm.tiling import costmodel
 
 #: The L1 cache and shared memory share these bytes of a multiprocessor; the carve-outs that the driver chooses from.
 SHARED_AND_L1 = 256 * 1024
@@ -143,7 +142,7 @@ def flushed(gpu: Gpu) -> Cache:
 def resident(code: Cubin, launch: Launch, device: Device) -> int:
     """Blocks of a launch that a multiprocessor can hold, by its registers, shared memory, threads and blocks."""
     shared = code.shared_bytes + launch.shared_bytes
-    return costmodel.fitting_blocks(device, launch.block_threads, code.registers, shared, costmodel.PARTS)
+    return device.fitting_blocks(launch.block_threads, code.registers, shared, PARTS)
 
 
 def _l1_lines(code: Cubin, launch: Launch, device: Device, blocks: int) -> int:
@@ -200,7 +199,7 @@ def timed(launch: Launch, gpu: Gpu, cache: Cache | None = None) -> Timing:
     if machine.engine().simulator_time(ctypes.byref(job), ctypes.byref(facts), ctypes.byref(times)) != 0:
         raise KernelFault(machine.sentence(launch, job, kept[3].value.decode()))
     cache.traffic, cache.dirty = times.traffic, times.dirty
-    slots = times.cycles * costmodel.PARTS * facts.multiprocessors
+    slots = times.cycles * PARTS * facts.multiprocessors
     waited = sum(times.waited) or 1.0
     return Timing(
         seconds=times.cycles / gpu.clock,

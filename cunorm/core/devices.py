@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+WARP = 32
+PARTS = 4  # of a multiprocessor, each with a quarter of the registers and one issue slot per cycle
+REGISTER_STEP, SHARED_STEP = 8, 128  # registers per thread and bytes of shared memory per block are multiples
+
 
 @dataclass(frozen=True)
 class Device:
@@ -69,6 +73,33 @@ class Device:
             Blocks that are resident on one multiprocessor at a time.
         """
         return sum(count // cluster * resident for count in self.processing_clusters or (self.multiprocessors,))
+
+    def fitting_blocks(self, threads: int, registers: int, shared_bytes: int = 0, parts: int = 1) -> int:
+        """Blocks of a kernel that are resident on one multiprocessor at a time; 0 if none fits.
+
+        Source of the steps in which registers and shared memory are allocated: NVIDIA's occupancy calculator.
+
+        Parameters
+        ----------
+        threads : int
+            Threads per block.
+        registers : int
+            Registers per thread.
+        shared_bytes : int
+            Shared memory per block, bytes, without the part that the driver reserves.
+        parts : int
+            Parts of a multiprocessor, each with an equal share of the registers; NVIDIA's occupancy calculator uses
+            `PARTS`. With 1 the result may be a few blocks too large if a block has fewer warps than `PARTS`.
+        """
+        warps = -(-threads // WARP)
+        of_warp = -(-max(registers, 1) // REGISTER_STEP) * REGISTER_STEP * WARP
+        shared = -(-(shared_bytes + self.shared_memory_reserved) // SHARED_STEP) * SHARED_STEP
+        return min(
+            self.blocks_per_multiprocessor,
+            self.threads_per_multiprocessor // (warps * WARP),
+            parts * (self.registers_per_multiprocessor // parts // of_warp) // warps,
+            self.shared_memory_per_multiprocessor // max(shared, 1),
+        )
 
     @property
     def architecture(self) -> str:
@@ -163,7 +194,7 @@ KNOWN: dict[str, Device] = {
 }
 
 
-def known(name: str, asked_by: str = "device") -> Device:
+def known(name: str, asked_by: str = "device", others: str = "") -> Device:
     """The device with that short name.
 
     Parameters
@@ -172,6 +203,8 @@ def known(name: str, asked_by: str = "device") -> Device:
         Case, spaces, hyphens and underscores do not matter: ``"rtx4090"``.
     asked_by : str
         The argument or environment variable that contains the name, for the error message.
+    others : str
+        Other values that the argument may have, for the error message.
 
     Raises
     ------
@@ -182,4 +215,4 @@ def known(name: str, asked_by: str = "device") -> Device:
     for short, device in KNOWN.items():
         if plain == short.replace(" ", ""):
             return device
-    raise ValueError(f"{asked_by}: {name!r}, expected one of {', '.join(KNOWN)}")
+    raise ValueError(f"{asked_by}: {name!r}, expected {others}one of {', '.join(KNOWN)}")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cunorm.core.devices import PARTS, WARP
 from cunorm.core.strategy import ceil_div
 from cunorm.jit.nvrtc import ARCHITECTURES, INSTALL, OPTIONS, SUPPORTED
-from cunorm.tiling.costmodel import PARTS, WARP, fitting_blocks
 
 from .gate import TILES, BuildResult, device_of
 
@@ -60,7 +60,7 @@ def resident(registers: int, threads: int, architecture: str) -> float:
         One of `cunorm.jit.nvrtc.ARCHITECTURES`.
     """
     device = device_of(architecture)
-    blocks = fitting_blocks(device, threads, registers, parts=PARTS)
+    blocks = device.fitting_blocks(threads, registers, parts=PARTS)
     return blocks * ceil_div(threads, WARP) * WARP / device.threads_per_multiprocessor
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import PARTS, WARP, Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
@@ -39,8 +39,6 @@ PORTABLE_CLUSTER = 8
 NEAR_TIE = 1.03  # predictions within this factor count as equal: counted facts decide between them, not estimates
 BUSY_ENOUGH = 0.9  # if this share of the multiprocessors is busy, none counts as idle
 LEAN_ENOUGH = 0.05  # bytes, L2 included, count as equal if their difference takes at most this share of the time
-REGISTER_STEP, WARP = 8, 32
-PARTS = 4  # of a multiprocessor, each with a quarter of the registers and one issue slot per cycle
 ROUNDS = 2  # steps of the search that starts from a shortlist
 
 
@@ -54,35 +52,9 @@ class Choice:
     launches: tuple[Launch, ...] = field(repr=False, compare=False)
 
 
-def fitting_blocks(device: Device, threads: int, registers: int, shared_bytes: int = 0, parts: int = 1) -> int:
-    """Blocks of a kernel that are resident on one multiprocessor at a time; 0 if none fits.
-
-    Parameters
-    ----------
-    device : Device
-    threads : int
-        Threads per block.
-    registers : int
-        Registers per thread.
-    shared_bytes : int
-        Shared memory per block, bytes, without the part that the driver reserves.
-    parts : int
-        Parts of a multiprocessor, each with an equal share of the registers; NVIDIA's occupancy calculator uses
-        `PARTS`. With 1 the result may be a few blocks too large if a block has fewer warps than `PARTS`.
-    """
-    warps = ceil_div(threads, WARP)
-    of_warp = ceil_div(max(registers, 1), REGISTER_STEP) * REGISTER_STEP * WARP
-    return min(
-        device.blocks_per_multiprocessor,
-        device.threads_per_multiprocessor // (warps * WARP),
-        parts * (device.registers_per_multiprocessor // parts // of_warp) // warps,
-        device.shared_memory_per_multiprocessor // (shared_bytes + device.shared_memory_reserved),
-    )
-
-
 def resident_blocks(launch: Launch, device: Device) -> int:
     """Blocks of this launch that are resident on one multiprocessor at a time; at least 1."""
-    return max(1, fitting_blocks(device, launch.threads, launch.registers, launch.shared_bytes))
+    return max(1, device.fitting_blocks(launch.threads, launch.registers, launch.shared_bytes))
 
 
 class Work(NamedTuple):

@@ -8,8 +8,8 @@
 //   From pair `group_sums_at` on: [slabs, chunks, groups of a slab] the same of a group, weighted with gamma. From pair
 //   `words` on: the ticket and the count of kept_items.cuh, all 0 at launch.
 //   Grid: any number of blocks. Best is one resident block per piece.
-//   Shared memory: the items drawn; whether a signal was the last; pack_size pairs per thread; one pair per channel of a
-//   slab; the packs of a piece of dy, and those of x.
+//   Shared memory: the items drawn; pack_size pairs per thread; one pair per channel of a slab; the packs of a piece of
+//   dy, and those of x.
 //
 // With as many blocks as pieces, every byte of dy and x is read once. A thread sums the packs of its column as they
 // arrive, and keeps them. Later it computes dx from the same packs, so that no barrier is needed between. The block of a
@@ -21,20 +21,37 @@
 // The strategy wins for tensors that fit in the shared memory of all multiprocessors, as in group_norm_grid_kept.cu.
 #include "common/fold_columns.cuh"
 #include "group_norm/backward_sweep.cuh"
+#include "group_norm/kept_sweep.cuh"
 #include "partition/kept_items.cuh"
 #include "partition/slab.cuh"
 
-// The sweep of a piece whose packs stay in shared memory.
-struct KeptPair : sweep_t {
-    Pack<data_t>* dy;  // the thread's first packs in shared memory, each [rows of the piece, columns]
-    Pack<data_t>* x;
-    int step_packs;  // packs between two packs of the thread
+// The statistics and parameters of a thread's channels, in registers. Groups after the second one are loaded where they
+// are used.
+struct HeldChannels {
+    GroupGradients from;
+    long long group = 0;             // of the first channel
+    Statistics own = {}, next = {};  // of this group and of the next one
+    ParameterPack<gamma_t> scales = {};
+    ParameterPack<beta_t> biases = {};
 
-    __device__ __forceinline__ KeptPair(const sweep_t& sweep, Pack<data_t>* kept_dy, Pack<data_t>* kept_x)
-        : sweep_t(sweep),
-          dy(kept_dy + part * columns + column),
-          x(kept_x + part * columns + column),
-          step_packs(parts * columns) {}
+    __device__ __forceinline__ void load_for(const sweep_t& sweep) {
+        const int channel = static_cast<int>(sweep.first_channel), all = sweep.live() ? static_cast<int>(sweep.C) : 0;
+        group = sweep.first_channel / from.group_channels();
+        own = from.statistics(sweep.n, group, true);
+        next = group + 1 < from.groups ? from.statistics(sweep.n, group + 1, true) : Statistics{};
+        scales = parameters_of(from.gamma, channel, all, acc_t(1));
+        if (!is_identity) {
+            biases = parameters_of(from.beta, channel, all, acc_t(0));
+        }
+    }
+    __device__ __forceinline__ Statistics statistics(long long n, long long of, bool) const {
+        return of == group ? own : of == group + 1 ? next : from.statistics(n, of, true);
+    }
+    __device__ __forceinline__ acc_t rstd_of(long long n, long long of) const { return statistics(n, of, true).rstd; }
+    __device__ __forceinline__ acc_t scale(int slot, long long) const { return scales.of(slot); }
+    __device__ __forceinline__ Affine affine(int slot, long long, Statistics found) const {
+        return Affine{found.mean, found.rstd * scales.of(slot), biases.of(slot)};
+    }
 };
 
 __device__ __forceinline__ Pair plus(Pair a, Pair b) { return a + b; }
@@ -86,26 +103,26 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
     const DrawnItems drawn(words_at(workspace, words), static_cast<int>(N) * slabs_of_sample * pieces, offset);
     Pair* const partials = shared_array<Pair>(offset, Tile::threads * pack_size);
     Pair* const totals = shared_array<Pair>(offset, channels);
-    Pack<data_t>* const kept_dy = shared_array<Pack<data_t>>(offset, piece_packs);
-    Pack<data_t>* const kept_x = shared_array<Pack<data_t>>(offset, piece_packs);
+    Pack<data_t>* const kept = shared_array<Pack<data_t>>(offset, 2 * piece_packs);
     Pair* const group_parts = workspace + group_sums_at;
     const auto piece_of = [&](int item) {
-        return KeptPair(sweep_t(dy, of.cut, item / pieces, item % pieces), kept_dy, kept_x);
+        return KeptSweep<2>(sweep_t(dy, of.cut, item / pieces, item % pieces), kept, piece_packs, {dy, x});
     };
     const auto first_channel_of = [&](int item) {
         return static_cast<long long>(item / pieces % slabs_of_sample) * slab_channels;
     };
+    HeldChannels known = {of};
     take_items(
         drawn,
         [&](unsigned item, auto signal) {
             const int index = static_cast<int>(item);
-            const KeptPair sweep = piece_of(index);
+            const KeptSweep<2> sweep = piece_of(index);
             const long long first_channel = first_channel_of(index);
+            known.load_for(sweep);  // first: after the copies of the piece, these loads would end as late as they do
+            const data_t* const from[2] = {dy, x};
+            sweep.fetch(from);
             Pair found[pack_size] = {};
-            of.thread_sums(sweep, found, [&](int step, const Pack<data_t>& of_dy, const Pack<data_t>& of_x) {
-                sweep.dy[step * sweep.step_packs] = of_dy;
-                sweep.x[step * sweep.step_packs] = of_x;
-            });
+            of.thread_sums(sweep, known, found);
             sweep.gather_sets(
                 partials, [&](int slot) { return found[slot]; },
                 [](int width, Pair, auto each_set) {
@@ -127,7 +144,6 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
             });
             signal();
         },
-        [] {},
         [&](unsigned item, bool latest) {
             int index = static_cast<int>(item);
             const long long first_item = index / pieces * pieces;
@@ -138,12 +154,15 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
                 },
                 plus, [&](int group, Pair sums) { totals[group] = Pair{sums.first / length, sums.second / length}; });
             make_opaque(index);  // nothing of the sweep occupies registers during the fold
-            const KeptPair sweep = piece_of(index);
+            const KeptSweep<2> sweep = piece_of(index);
             const long long first_group = first_channel_of(index) / group_channels;
             LinearGradient linear[pack_size] = {};
             ActivationGrad activation_grad[pack_size] = {};
+            if (!latest) {
+                known.load_for(sweep);
+            }
             of.coefficients(
-                sweep, [&](long long group) { return totals[group - first_group]; }, linear, activation_grad);
+                sweep, known, [&](long long group) { return totals[group - first_group]; }, linear, activation_grad);
             if (parameters.wanted()) {
                 // Few warps have channels to fold. The others go on.
                 const long long from = index * fold_channels, left = C - from;
@@ -152,21 +171,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(gradient_t
                     [&](long long row, long long channel) { return load(workspace, row * C + from + channel); },
                     [&](long long channel, Pair whole) { parameters.store_channel(0, from + channel, whole); });
             }
-            if (latest) {
-                for (int step = 0; step < sweep.steps(); ++step) {
-                    const Pack<data_t> of_dy = sweep.dy[step * sweep.step_packs],
-                                       of_x = sweep.x[step * sweep.step_packs];
-                    acc_t values[pack_size];
-#pragma unroll
-                    for (int i = 0; i < pack_size; ++i) {
-                        const acc_t v = widen(of_x.get(i));
-                        values[i] = input_gradient(activation_grad[i](widen(of_dy.get(i)), v), v, linear[i]);
-                    }
-                    const PackSpan where = sweep.span_of(step);
-                    store_pack(dx + where.row, where.first, where.length, narrow_pack<data_t>(values));
-                }
-            } else {
-                of.input(sweep_t(sweep), linear, activation_grad, dx);
-            }
+            const data_t* const from[2] = {dy, x};
+            sweep.write(latest, from, dx, [&](int slot, const acc_t(&v)[2]) {
+                return input_gradient(activation_grad[slot](v[0], v[1]), v[1], linear[slot]);
+            });
         });
 }

@@ -7,8 +7,8 @@
 //   Workspace: [slabs, groups of a slab, chunks] moments (moments.cuh) of a group in a piece. From pair `words` on: the
 //   ticket and the count of kept_items.cuh, all 0 at launch.
 //   Grid: any number of blocks. Best is one resident block per piece.
-//   Shared memory: the items drawn; whether a signal was the last; Tile::pack_groups moments per thread; statistics per
-//   group of a slab; the packs of a piece. pack_groups: the most groups of which a pack has channels.
+//   Shared memory: the items drawn; Tile::pack_groups moments per thread; statistics per group of a slab; the packs of a
+//   piece. pack_groups: the most groups of which a pack has channels.
 //
 // With as many blocks as pieces, every byte of x is read once. A thread sums the packs of its column as they arrive, and
 // keeps them. Later it normalises the same packs, so that no barrier is needed between. The block of a piece folds the
@@ -19,6 +19,7 @@
 // piece is one run of memory. The rows of a cluster's slab are short, because a cluster cannot hold all groups. Narrow
 // rows cost requests to the L2 cache, and sectors that are written in parts.
 #include "group_norm/forward_sweep.cuh"
+#include "group_norm/kept_sweep.cuh"
 #include "partition/kept_items.cuh"
 
 // Calls emit(group, moments of the group) in one lane per group, for the groups of a slab. They are merged from the sets
@@ -34,13 +35,12 @@ __device__ __forceinline__ void fold_groups(int groups, acc_t count, SetsOf sets
     const int lane = threadIdx.x % warp_size, step = warp_size / width;
     for (int base = threadIdx.x / warp_size * width; base < groups; base += block_warps * width) {
         const bool live = base + lane % width < groups;  // other lanes only take part in the shuffles
-        const int group = live ? base + lane % width : base, sets = live ? sets_of(group) : 0, first = lane / width;
-        Moments own[held] = {};
+        const int group = live ? base + lane % width : base, sets = sets_of(group), first = lane / width;
+        Moments own[held];
 #pragma unroll
         for (int i = 0; i < held; ++i) {
-            if (first + i * step < sets) {
-                own[i] = set_of(group, first + i * step);
-            }
+            const int at = first + i * step;
+            own[i] = set_of(group, at < sets ? at : 0);  // without a branch, so that all loads are in flight together
         }
         const acc_t near = __shfl_sync(whole_warp, own[0].mean, lane % width);  // of set 0
         const Moments whole = merge_sets(count, near, width, [&](auto use) {
@@ -63,53 +63,39 @@ __device__ __forceinline__ void fold_groups(int groups, acc_t count, SetsOf sets
 // Sets that a lane holds: of the piece, and of all pieces.
 constexpr int held_parts = 2, held_pieces = sizeof(acc_t) == sizeof(float) ? 8 : 4;
 
-// The sweep of a piece whose packs stay in shared memory.
-struct KeptSweep : sweep_t {
-    // Packs that a thread loads at a time. With more, the generic text would spill.
-    static constexpr int loads(int) { return 3; }
-    Pack<data_t>* own;  // the thread's first pack in shared memory [rows of the piece, columns]
-    int step_packs;     // packs between two packs of the thread
-    int group_channels;
-
-    __device__ __forceinline__ KeptSweep(const sweep_t& sweep, Pack<data_t>* kept, int group_channels_)
-        : sweep_t(sweep),
-          own(kept + part * columns + column),
-          step_packs(parts * columns),
-          group_channels(group_channels_) {}
-    // A thread accesses only its own packs.
-    __device__ __forceinline__ Pack<data_t>& pack(int step) const { return own[step * step_packs]; }
+// Calls emit(group of the slab, moments of the group in the piece) in one lane per group. `found` are those of a
+// thread's column. `partials` is in shared memory, Tile::pack_groups moments per thread: those of each group of its
+// pack. The whole block calls.
+template <typename Emit>
+__device__ __forceinline__ void gather_groups(const sweep_t& sweep, const ColumnMoments& found, int groups,
+                                              int group_channels, Moments* partials, Emit emit) {
     // Group of the slab that contains the first channel of a column.
-    __device__ __forceinline__ int group_of(int of_column) const { return of_column * pack_size / group_channels; }
-
-    // Calls emit(group of the slab, moments of the group in the piece) in one lane per group. `partials` is in shared
-    // memory, Tile::pack_groups moments per thread: those of each group of its pack. The whole block calls.
-    template <typename Emit>
-    __device__ __forceinline__ void gather(const ColumnMoments& found, Moments* partials, int groups, Emit emit) const {
-        const int slots = C - first_channel < pack_size ? static_cast<int>(C - first_channel) : pack_size;
-        const int past = (group_of(column) + 1) * group_channels - column * pack_size;  // slots of the first group
-        if (part < parts) {
+    const auto group_of = [&](int column) { return column * pack_size / group_channels; };
+    const int past = (group_of(sweep.column) + 1) * group_channels - sweep.column * pack_size;  // slots of the first
+    const int parts = sweep.parts, columns = sweep.columns;
+    if (sweep.part < parts) {
 #pragma unroll 1
-            for (int i = 0; i < Tile::pack_groups; ++i) {
-                const int begin = i == 0 ? 0 : past + (i - 1) * group_channels, end = past + i * group_channels;
-                const bool last = i == Tile::pack_groups - 1;
-                partials[(i * parts + part) * columns + column] = found.over(begin, last || slots < end ? slots : end);
-            }
+        for (int i = 0; i < Tile::pack_groups; ++i) {
+            const int begin = i == 0 ? 0 : past + (i - 1) * group_channels, end = past + i * group_channels;
+            const bool last = i == Tile::pack_groups - 1;  // it ends with the pack or later: no masks for one group
+            partials[(i * parts + sweep.part) * columns + sweep.column] =
+                found.over(begin, last || pack_size < end ? pack_size : end);
         }
-        __syncthreads();
-        const auto first_of = [&](int group) { return group * group_channels / pack_size; };
-        const auto width_of = [&](int group) {
-            return ((group + 1) * group_channels - 1) / pack_size - first_of(group) + 1;
-        };
-        fold_groups<held_parts>(
-            groups, acc_t(rows) * acc_t(group_channels), [&](int group) { return parts * width_of(group); },
-            [&](int group, int at) {
-                const int width = width_of(group), of_part = at / width;
-                const int of_column = first_of(group) + at - of_part * width;
-                return partials[((group - group_of(of_column)) * parts + of_part) * columns + of_column];
-            },
-            emit);
     }
-};
+    __syncthreads();
+    const auto first_of = [&](int group) { return group * group_channels / pack_size; };
+    const auto width_of = [&](int group) {
+        return ((group + 1) * group_channels - 1) / pack_size - first_of(group) + 1;
+    };
+    fold_groups<held_parts>(
+        groups, acc_t(sweep.rows) * acc_t(group_channels), [&](int group) { return parts * width_of(group); },
+        [&](int group, int at) {
+            const int width = width_of(group), of_part = at / width;
+            const int of_column = first_of(group) + at - of_part * width;
+            return partials[((group - group_of(of_column)) * parts + of_part) * columns + of_column];
+        },
+        emit);
+}
 
 // Fewer threads have more registers each, for the activation of eight channels.
 constexpr int resident_threads = is_identity ? 512 : 384;
@@ -133,22 +119,24 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(resident_t
     const auto part = [&](int slab, int group, int piece) {
         return (static_cast<long long>(slab) * own_groups + group) * pieces + piece;
     };
-    const auto piece_of = [&](int item) { return sweep_t(x, of.cut, item / pieces, item % pieces); };
+    const auto piece_of = [&](int item) {
+        return KeptSweep<1>(sweep_t(x, of.cut, item / pieces, item % pieces), kept, 0, {x});
+    };
     take_items(
         drawn,
         [&](unsigned item, auto signal) {
             int index = static_cast<int>(item);
-            const KeptSweep swept(piece_of(index), kept, group_channels);
-            const ColumnMoments found =
-                column_moments(swept, x, [&](int step, const Pack<data_t>& held) { swept.pack(step) = held; });
-            make_opaque(index);  // the members that only gather() uses would occupy registers meanwhile
-            const KeptSweep sweep(piece_of(index), kept, group_channels);
-            sweep.gather(found, partials, own_groups, [&](int group, Moments whole) {
+            const KeptSweep<1> kept_sweep = piece_of(index);
+            const data_t* const from[1] = {x};
+            kept_sweep.fetch(from);
+            const ColumnMoments found = column_moments(kept_sweep, x);
+            make_opaque(index);  // the members that only gather_groups uses would occupy registers meanwhile
+            const KeptSweep<1> sweep = piece_of(index);
+            gather_groups(sweep, found, own_groups, group_channels, partials, [&](int group, Moments whole) {
                 store_moments(workspace, part(index / pieces, group, index % pieces), whole);
             });
             signal();
         },
-        [] {},
         [&](unsigned item, bool latest) {
             int index = static_cast<int>(item);
             const int slab = index / pieces, piece = index - slab * pieces;
@@ -165,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(resident_t
                     }
                 });
             make_opaque(index);  // nothing of the sweep occupies registers during the fold
-            const KeptSweep sweep(piece_of(index), kept, group_channels);
+            const KeptSweep<1> sweep = piece_of(index);
             const int channel = static_cast<int>(sweep.first_channel), all = sweep.live() ? static_cast<int>(C) : 0;
             const auto scale = parameters_of(gamma, channel, all, acc_t(1));
             const auto bias = parameters_of(beta, channel, all, acc_t(0));
@@ -176,24 +164,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(resident_t
                 [&](int slot, long long, Statistics found) {
                     affine[slot] = Affine{found.mean, found.rstd * scale.of(slot), bias.of(slot)};
                 });
-            const auto element = [&](int slot, acc_t value) {
-                return activation_t::apply(normalised(value, affine[slot]));
-            };
-            if (!latest) {
-                const data_t* const from[1] = {x};
-                sweep_write(sweep_t(sweep), from, y,
-                            [&](int slot, const acc_t(&values)[1]) { return element(slot, values[0]); });
-                return;
-            }
-            for (int step = 0; step < sweep.steps(); ++step) {
-                const Pack<data_t> held = sweep.pack(step);
-                acc_t values[pack_size];
-#pragma unroll
-                for (int i = 0; i < pack_size; ++i) {
-                    values[i] = element(i, widen(held.get(i)));
-                }
-                const PackSpan where = sweep.span_of(step);
-                store_pack(y + where.row, where.first, where.length, narrow_pack<y_t>(values));
-            }
+            const data_t* const from[1] = {x};
+            sweep.write(latest, from, y, [&](int slot, const acc_t(&v)[1]) {
+                return activation_t::apply(normalised(v[0], affine[slot]));
+            });
         });
 }

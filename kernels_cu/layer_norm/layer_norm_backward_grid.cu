@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const int count = static_cast<int>(rows);
     int offset = 0;
     const DrawnItems drawn(words_at(workspace, words), cut.slabs, offset);
+    unsigned* const complete = shared_array<unsigned>(offset, 1);
     Pair* const row_sums = shared_array<Pair>(offset, count * TeamSlab::warps);
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> weight(gamma, cut, acc_t(1), offset);
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const sums_of_columns column_sums(shared_array<Pair>(offset, sums_of_columns::size(summed)), summed);
     const RoundSlots<2> slots({dy, x}, cut, kept, offset);
     take_items(
-        drawn,
+        drawn, complete,
         [&](unsigned index, auto signal) {
             TeamSlab slab(dy, cut, index);
             begin_slab(slab, slots);

@@ -65,13 +65,14 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     const int count = static_cast<int>(rows);
     int offset = 0;
     const DrawnItems drawn(words_at(workspace, words), cut.slabs, offset);
+    unsigned* const complete = shared_array<unsigned>(offset, 1);
     Moments* const parts = shared_array<Moments>(offset, count * TeamSlab::warps);
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> scale(gamma, cut, acc_t(1), offset);
     SlabParameter<beta_t> bias(beta, cut, acc_t(0), offset);
     const RoundSlots<1> slots({x}, cut, kept, offset);
     take_items(
-        drawn,
+        drawn, complete,
         [&](unsigned index, auto signal) {
             TeamSlab slab(x, cut, index);
             begin_slab(slab, slots);

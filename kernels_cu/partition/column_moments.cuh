@@ -77,14 +77,12 @@ __device__ __forceinline__ acc_t first_centre(const Batch& batch, int slot) {
 
 constexpr int longest_chain = 4 * chain;
 
-// Also calls keep(step, pack) for the thread's packs, in order.
-template <typename Path, typename Keep>
-__device__ __forceinline__ ColumnMoments column_moments(const Path& path, const data_t* x, Keep keep) {
+template <typename Path>
+__device__ __forceinline__ ColumnMoments column_moments(const Path& path, const data_t* x) {
     ColumnMoments found = {};
     Pair latest[pack_size] = {};  // sums since the last move of the centres
     int rows = 0;                 // rows that `latest` contains
     int most = chain;             // rows after which the centres move
-    int step = 0;
     const data_t* const from[1] = {x};
     sweep_packs(path, from, sweeps_aligned(path, from), [&](const auto& batch) {
         if (rows == 0 && found.count == acc_t(0)) {
@@ -104,13 +102,6 @@ __device__ __forceinline__ ColumnMoments column_moments(const Path& path, const 
             }
             latest[slot] = latest[slot] + sums;
         }
-#pragma unroll
-        for (int k = 0; k < batch.loads; ++k) {
-            if (k < batch.live) {
-                keep(step + k, batch.packs[0][k]);
-            }
-        }
-        step += batch.live;
         rows += batch.live;
         if (rows >= most) {
             found.join(latest, rows);
@@ -122,9 +113,4 @@ __device__ __forceinline__ ColumnMoments column_moments(const Path& path, const 
         found.join(latest, rows);
     }
     return found;
-}
-
-template <typename Path>
-__device__ __forceinline__ ColumnMoments column_moments(const Path& path, const data_t* x) {
-    return column_moments(path, x, [](int, const Pack<data_t>&) {});
 }

@@ -428,13 +428,12 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
     }
 }
 
-// Adds g and g * (x - mean[slot]) over the thread's packs to sums[slot], with g = activation_grad[slot](dy, x). Also
-// calls keep(step, pack of dy, pack of x) for the thread's packs, in order.
-template <typename Path, typename Grad, typename Keep>
+// Adds g and g * (x - mean[slot]) over the thread's packs to sums[slot], with g = activation_grad[slot](dy, x).
+template <typename Path, typename Grad>
 __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[Path::slots],
                                                     const Grad (&activation_grad)[Path::slots],
-                                                    Pair (&sums)[Path::slots], Keep keep) {
+                                                    Pair (&sums)[Path::slots]) {
     const data_t* const from[2] = {dy, x};
     Pair latest[Path::slots] = {};
     const auto join = [&] {
@@ -444,7 +443,7 @@ __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const dat
             latest[slot] = Pair{};
         }
     };
-    int batches = 0, step = 0;
+    int batches = 0;
     sweep_packs(sweep, from, sweeps_aligned(sweep, from), [&](const auto& batch) {
 #pragma unroll
         for (int k = 0; k < batch.loads; ++k) {
@@ -452,7 +451,6 @@ __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const dat
                 continue;
             }
             const Pack<data_t>&of_dy = batch.packs[0][k], &of_x = batch.packs[1][k];
-            keep(step + k, of_dy, of_x);
             if (Path::full(batch.spans[k])) {
                 add_terms(latest, of_dy, of_x, mean, Always(), activation_grad);
             } else {
@@ -460,7 +458,6 @@ __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const dat
                 add_terms(latest, of_dy, of_x, mean, holds, activation_grad);
             }
         }
-        step += batch.live;
         if (++batches % chain == 0) {
             join();
         }
@@ -468,14 +465,6 @@ __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const dat
     join();
 }
 
-template <typename Path, typename Grad>
-__device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const data_t* dy, const data_t* x,
-                                                    const acc_t (&mean)[Path::slots],
-                                                    const Grad (&activation_grad)[Path::slots],
-                                                    Pair (&sums)[Path::slots]) {
-    sweep_gradient_sums(sweep, dy, x, mean, activation_grad, sums,
-                        [](int, const Pack<data_t>&, const Pack<data_t>&) {});
-}
 template <typename Path>
 __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const data_t* dy, const data_t* x,
                                                     const acc_t (&mean)[Path::slots], Pair (&sums)[Path::slots]) {

@@ -17,6 +17,7 @@ SAME_STATISTICS = "Speed only: every lane of the team has the same statistics an
 ZEROS = "Speed only: the copies of packs within the row overwrite the zeros."
 LIVE_ALONE = "A batch has at most as many live packs as loads, and only live ones are used."
 WIDER = "Speed only: a part with more threads than columns leaves some of them idle."
+COPIED_TWICE = "Speed only: packs are copied twice, to the same place."
 SAME_IN_THE_WARP = "Speed only: every lane of the warp has the same values and stores them to the same address."
 LONGER_CHAIN = "Equally correct: a chain has one more pack, so the order of additions differs."
 ALWAYS_SHIFTS = (
@@ -255,7 +256,6 @@ SURVIVORS: dict[Key, str] = {
     ("partition/column_moments.cuh",
      "step = i >= begin && i < end ? step + share * ((mean[i].first - near) + mean[i].second) : step;",
      "guard", 2): FIRST_CENTRE,
-    ("partition/column_moments.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 1): LIVE_ALONE,
     ("partition/column_moments.cuh", "return usable_shift(batch.live < 3 ? a : (low < below ? below : low));",
      "guard", 1): (
         "Rounding only: sums may be about any element. tests/ops/test_accuracy.py limits the errors."
@@ -442,23 +442,6 @@ SURVIVORS: dict[Key, str] = {
         "Speed only: a warp without groups merges no sets."
     ),
     ("group_norm/group_norm_grid_kept.cu",
-     "const int group = live ? base + lane % width : base, sets = live ? sets_of(group) : 0, first = lane / width;",
-     "guard", 0): OTHER_LANES,
-    ("group_norm/group_norm_grid_kept.cu",
-     "const int group = live ? base + lane % width : base, sets = live ? sets_of(group) : 0, first = lane / width;",
-     "guard", 1): OTHER_LANES,
-    ("group_norm/group_norm_grid_kept.cu", "for (int i = 0; i < held; ++i) {", "guard", 0): (
-        "A lane stores past its array of registers, which the CPU executor does not see."
-    ),
-    ("group_norm/group_norm_grid_kept.cu", "if (first + i * step < sets) {", "guard", 1): (
-        "Speed only: a set that is not there is empty."
-    ),
-    ("group_norm/group_norm_grid_kept.cu",
-     "const int slots = C - first_channel < pack_size ? static_cast<int>(C - first_channel) : pack_size;",
-     "guard", 0): (
-        "If the last pack is not whole, its last groups end with C: slots past C form a set of no group."
-    ),
-    ("group_norm/group_norm_grid_kept.cu",
      "const int channel = static_cast<int>(sweep.first_channel), all = sweep.live() ? static_cast<int>(C) : 0;",
      "guard", 0): "Speed only: a thread without packs loads parameters of another thread's column.",
     ("group_norm/group_norm_backward_grid_kept.cu",
@@ -480,6 +463,24 @@ SURVIVORS: dict[Key, str] = {
     ("group_norm/group_norm_backward_grid_kept.cu",
      "left < fold_channels ? left : fold_channels, N * chunks,", "guard",
      1): "Speed only: several items store the same sums.",
+    ("group_norm/group_norm_backward_grid_kept.cu",
+     "const int channel = static_cast<int>(sweep.first_channel), all = sweep.live() ? static_cast<int>(sweep.C) : 0;",
+     "guard", 0): "Speed only: a thread without packs loads parameters of another thread's column.",
+    ("group_norm/kept_sweep.cuh", "for (int k = 0; k < loads(tensors); ++k) {", "guard", 0): COPIED_TWICE,
+    ("group_norm/kept_sweep.cuh", "for (int batch = 0; batch < ahead; ++batch) {", "guard", 0): COPIED_TWICE,
+    ("group_norm/kept_sweep.cuh", "for (int first = 0; first < loaded; first += loads(tensors)) {", "guard", 0): (
+        "Speed only: a batch without packs stores nothing."
+    ),
+    ("group_norm/kept_sweep.cuh", "for (int k = 0; k < batch.loads; ++k) {", "guard", 0): (
+        "Speed only: the pack past the last of a batch does not exist."
+    ),
+    ("group_norm/kept_sweep.cuh", "for (int base = 0; base < steps; base += loads) {", "guard", 0): (
+        "Speed only: a batch without packs adds nothing."
+    ),
+    ("partition/kept_items.cuh", "if (threadIdx.x == 0) {", "owner", 0): (
+        "The count is too large, so blocks do not wait. But blocks of the CPU executor switch only where they draw or "
+        "wait, so none is far enough ahead of another. test_traffic.py counts the accesses to the count."
+    ),
     ("partition/kept_items.cuh",
      "if (taken == 0) {", "guard", 0): "Speed only: a block without an item would wait without need.",
     ("layer_norm/column_slabs.cuh", "shift = past + columns <= capacity ? past : 0;", "guard", 0): BY_ELEMENT,

@@ -125,7 +125,7 @@ def group_of(threads: int) -> dict[str, Any]:
      "teams_per_block is 2, expected 1: float64 leaves no registers for more"),
     ("group_norm", (8, 64, 2), group_of(64), "samples_per_team is 2, expected 1 unless HxW = 1"),
     ("group_norm_backward", (8, 64), group_of(96), "threads is 96, expected a power of two"),
-    ("group_norm", (2, 64, 32), kept(), "keep=shared needs channels-last data"),
+    ("group_norm", (2, 64, 32), kept(), "keep=shared: NCHW data, expected NHWC; for NCHW, use keep=l2"),
     ("NHWC", (2, 64, 64), kept(prefetch_tiles=2), "prefetch_tiles is 2, expected 1: keep=shared does not use it"),
     ("NHWC", (2, 64, 64), kept(groups=3), "groups is 3, expected a divisor of the number of groups, 4"),
     ("NHWC", (2, 64, 36), kept(groups=1), "rows of 9 channels do not begin on 16-byte boundaries"),

@@ -117,14 +117,14 @@ def words_at(pairs: int, pair_bytes: int) -> int:
     return round_up(pairs, LINE_WORDS * WORD // pair_bytes)
 
 
-def item_words_moved(items: int) -> int:
+def item_words_moved(items: int, folds: int = 0) -> int:
     """Bytes of the accesses to the counters of kept_items.cuh.
 
     Each access is 4 bytes. Every counter is set to zero. Per item, there is the draw of its ticket, the draw that finds
-    no item left, the signal of its sums, and the poll of the fold: counted once, although a block that waits polls
-    again. The fold is signalled once.
+    no item left, the signal of its sums, and the poll of the count: counted once, although a block that waits polls
+    again. A fold is signalled too.
     """
-    return (ITEM_WORDS + 4 * items + 1) * WORD
+    return (ITEM_WORDS + 4 * items + folds) * WORD
 
 
 def clear_launch(at: int, words: int) -> Launch:

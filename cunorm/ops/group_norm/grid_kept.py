@@ -30,9 +30,9 @@ HELD = {4: 8, 8: 4}
 #: Bytes of a row that is worth keeping without its neighbours. On an H100, `cluster` takes longer for shorter rows than
 #: its bytes and instructions explain: the L2 cache has more requests, and sectors are written in parts.
 LONG_ROW = 256
-#: Exposed memory latencies per block: the piece, the counter of stored pieces, the completion flag, the sums of all
-#: pieces, gamma and beta. A backward has statistics before its piece. The sums of dgamma and dbeta are one more.
-PHASES, BACKWARD_PHASES = 5, 6
+#: Exposed memory latencies per block: the ticket, the piece, the counter of stored pieces, the sums of all pieces. The
+#: sums of dgamma and dbeta are one more.
+PHASES = 4
 
 
 class GroupPieces(GroupSlabs):
@@ -66,8 +66,8 @@ class GroupPieces(GroupSlabs):
     @lazy
     def shared(self) -> int:
         """Bytes of shared memory per block, each array from a 16-byte boundary."""
-        drawn = ((self.items + 1) * WORD, WORD)
-        return sum(round_up(size, ACCESS_BYTES) for size in (*drawn, *self.arrays))
+        drawn = (self.items + 1) * WORD
+        return sum(round_up(size, ACCESS_BYTES) for size in (drawn, *self.arrays))
 
     @property
     def registers(self) -> int:
@@ -85,15 +85,14 @@ class GroupPieces(GroupSlabs):
 
     def _resident(self, device: Device) -> int:
         """Blocks that are resident on the device together."""
-        of_memory = device.shared_memory_per_multiprocessor // (self.shared + device.shared_memory_reserved)
-        of_registers = device.registers_per_multiprocessor // (self.registers * self.tile.threads)
-        return min(of_memory, of_registers) * device.multiprocessors
+        blocks = device.fitting_blocks(self.tile.threads, self.registers, self.shared)
+        return blocks * device.multiprocessors
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
         problem, tile = self.problem, self.tile
         if problem.layout != "NHWC" and problem.HxW > 1:
-            return f"keep={SHARED} needs channels-last data"
+            return f"keep={SHARED}: {problem.layout} data, expected NHWC; for NCHW, use keep=l2"
         if tile.prefetch_tiles > 1:
             return f"prefetch_tiles is {tile.prefetch_tiles}, expected 1: keep={SHARED} does not use it"
         sentence = refuses_threads(tile) or refuses_chunk(tile) or refuses_registers(self.registers, tile, device)
@@ -200,13 +199,15 @@ class GroupGridKept(GroupPieces):
     def _reads(self) -> int:
         """Loads of moments by which a piece merges those of a group: fold_groups in group_norm_grid_kept.cu.
 
-        The lanes for a group hold `HELD` moments each. They load further ones twice.
+        The lanes for a group hold `HELD` moments each. They load further ones twice. Lanes with fewer moments load the
+        first one instead.
         """
         width = 1
         while width < WARP and width * (self.tile.threads // WARP) < self.tile.groups:
             width *= 2
-        held = HELD[self.problem.sum_itemsize] * (WARP // width)
-        return self.pieces + max(0, self.pieces - held)
+        held, lanes = HELD[self.problem.sum_itemsize], WARP // width
+        instead = sum(lanes * (own + 1) > self.pieces for own in range(1, held))
+        return self.pieces + max(0, self.pieces - held * lanes) + instead
 
     @lazy
     def parts_moved(self) -> int:
@@ -227,7 +228,7 @@ class GroupGridKeptBackward(GroupPieces):
     def arrays(self) -> tuple[int, ...]:
         """See `GroupPieces.arrays`."""
         pair = self.problem.pair
-        return self.tile.threads * self.problem.pack * pair, self.slab_channels * pair, self.kept, self.kept
+        return self.tile.threads * self.problem.pack * pair, self.slab_channels * pair, 2 * self.kept
 
     @lazy
     def registers(self) -> int:
@@ -264,7 +265,7 @@ class GroupGridKeptBackward(GroupPieces):
         }
         arguments = by_name("dy", "x", "mean", "rstd", "gamma", "dx", "workspace", **wanted)
         sums = {"fold_channels": self.fold_channels, "group_sums_at": self.channel_sums}
-        return self.launches_of({**arguments, **sums}, BACKWARD_PHASES + self.problem.wants_parameters)
+        return self.launches_of({**arguments, **sums}, PHASES + self.problem.wants_parameters)
 
 
 def group_grid(problem: Problem, tile: Tile) -> Tiling:

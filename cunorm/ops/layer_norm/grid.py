@@ -207,7 +207,7 @@ class LayerGrid(Tiling):
         writes one pair per row, and every slab reads it. The counters are accessed too.
         """
         means = (1 + self.slabs) * self.problem.N * self.problem.pair if self.problem.is_backward else 0
-        return 2 * self._parts_bytes + means + item_words_moved(self.slabs)
+        return 2 * self._parts_bytes + means + item_words_moved(self.slabs, folds=1)
 
     # ---- launches ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,123 @@
+// The sweep of a piece whose packs stay in shared memory, for GroupNorm's strategy `grid` with keep=shared. For
+// channels-last tensors.
+//
+// A thread copies the packs of its column to shared memory. Many of its copies are in flight while it uses the packs
+// that have arrived. It reads only packs that it has copied, so that no barrier is needed.
+#include "common/async.cuh"
+#include "partition/sweep.cuh"
+
+template <int tensors>
+struct KeptSweep : sweep_t {
+    // Batches whose copies are in flight. Fewer would not hide the latency of memory if a block has 256 threads.
+    static constexpr int ahead = 8;
+    // Packs of each tensor that a thread loads from shared memory at a time.
+    static constexpr int loads(int) { return tensors == 1 ? 3 : 2; }
+    Pack<data_t>* own;  // the thread's first pack in shared memory [tensors, rows of a piece, columns]
+    int tensor_packs;   // packs of a piece
+    int step_packs;     // packs between two packs of the thread
+    bool copied;        // whether asynchronous copies are possible
+
+    // `kept` is in shared memory.
+    __device__ __forceinline__ KeptSweep(const sweep_t& sweep, Pack<data_t>* kept, int tensor_packs_,
+                                         const data_t* const (&from)[tensors])
+        : sweep_t(sweep),
+          own(kept + part * columns + column),
+          tensor_packs(tensor_packs_),
+          step_packs(parts * columns),
+          copied(even() && sweeps_aligned(sweep, from)) {}
+    __device__ __forceinline__ Pack<data_t>& pack(int tensor, int step) const {
+        return own[tensor * tensor_packs + step * step_packs];
+    }
+
+    // Begins to copy a batch.
+    __device__ __forceinline__ void copy_batch(const data_t* const (&from)[tensors], int first) const {
+        const int live = copied ? steps() - first : 0;
+        const long long at = span_of(first).row;
+#pragma unroll
+        for (int k = 0; k < loads(tensors); ++k) {
+#pragma unroll
+            for (int t = 0; t < tensors; ++t) {
+                if (k < live) {
+                    copy_async(&pack(t, first) + k * step_packs, from[t] + at + k * stride());
+                }
+            }
+        }
+        copy_async_commit();
+    }
+
+    // Begins to copy the first packs. Packs that cannot be copied are loaded and stored, all of them.
+    __device__ __forceinline__ void fetch(const data_t* const (&from)[tensors]) const {
+#pragma unroll 1
+        for (int batch = 0; batch < ahead; ++batch) {
+            copy_batch(from, batch * loads(tensors));
+        }
+        const int loaded = copied ? 0 : steps();
+        for (int first = 0; first < loaded; first += loads(tensors)) {
+            const auto batch = load_ragged<loads(tensors)>(from, *this, first, loaded - first);
+#pragma unroll
+            for (int k = 0; k < batch.loads; ++k) {
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    if (k < batch.live) {
+                        pack(t, first + k) = batch.packs[t][k];
+                    }
+                }
+            }
+        }
+    }
+
+    // Stores element(slot, values) in `to` for the elements of the thread's packs, as sweep_write does. The packs are in
+    // shared memory if `kept`; else they are read again.
+    template <typename T, typename Element>
+    __device__ __forceinline__ void write(bool kept, const data_t* const (&from)[tensors], T* to,
+                                          Element element) const {
+        if (!kept) {
+            sweep_write(*this, from, to, element);
+            return;
+        }
+        for (int step = 0; step < steps(); ++step) {
+            Pack<data_t> packs[tensors];
+#pragma unroll
+            for (int t = 0; t < tensors; ++t) {
+                packs[t] = pack(t, step);
+            }
+            acc_t results[pack_size];
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                acc_t values[tensors];
+#pragma unroll
+                for (int t = 0; t < tensors; ++t) {
+                    values[t] = widen(packs[t].get(i));
+                }
+                results[i] = element(i, values);
+            }
+            const PackSpan where = span_of(step);
+            store_pack(to + where.row, where.first, where.length, narrow_pack<T>(results));
+        }
+    }
+};
+
+// Calls use(batch) for the thread's packs, after fetch.
+template <int tensors, typename Use>
+__device__ __forceinline__ void sweep_packs(const KeptSweep<tensors>& sweep, const data_t* const (&from)[tensors], bool,
+                                            Use use) {
+    constexpr int loads = KeptSweep<tensors>::loads(tensors), ahead = KeptSweep<tensors>::ahead;
+    const int steps = sweep.steps();
+    SweepBatch<tensors, loads, WholeSpan> batch = {};
+#pragma unroll 1
+    for (int base = 0; base < steps; base += loads) {
+        copy_async_wait<ahead - 1>();
+        batch.live = steps - base < loads ? steps - base : loads;
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+#pragma unroll
+            for (int t = 0; t < tensors; ++t) {
+                if (k < batch.live) {
+                    batch.packs[t][k] = sweep.pack(t, base + k);
+                }
+            }
+        }
+        sweep.copy_batch(from, base + ahead * loads);
+        use(batch);
+    }
+}
