@@ -112,6 +112,8 @@ def _options(asked: argparse.Namespace) -> Options:
         workers = min(settings.cores(), MOST_WORKERS) if asked.evaluator == "simulate" else 1
     if not 1 <= workers <= MOST_WORKERS:
         raise ValueError(f"--workers: {workers}, expected 1 to {MOST_WORKERS}")
+    if asked.seconds == 0:
+        raise ValueError("--seconds: 0, expected more than 0")
     for name, least in (("trials", 1), ("seconds", 0), ("seed", 0)):
         value = getattr(asked, name)
         if value is not None and not least <= value < 2**32:

@@ -320,6 +320,20 @@ def _cpu() -> Iterator[CheckResult]:
         )
 
 
+def _named_table() -> None:
+    if (path := settings.tiling_table()) is not None and not path.is_file():
+        raise ValueError(f"CUNORM_TILING_TABLE: {path}: no such file")
+
+
+#: Variable -> the function that raises ValueError if its value is wrong. The compiler is checked by a compilation.
+CHECKED: dict[str, Callable[[], object]] = {
+    "CUNORM_CPU_BUILD": settings.cpu_build,
+    "CUNORM_CPU_CORES": settings.cpu_cores,
+    "CUNORM_SPECIALISE": settings.specialise,
+    "CUNORM_TILING_TABLE": _named_table,
+}
+
+
 def _variables() -> Iterator[CheckResult]:
     group = "Settings"
     known = settings.VARIABLES
@@ -332,8 +346,7 @@ def _variables() -> Iterator[CheckResult]:
             yield CheckResult(group, name, "fault", f"not a variable of cunorm{meant}", f"unset {name}", facts)
             continue
         try:
-            if name == "CUNORM_CPU_CORES":
-                settings.cpu_cores()
+            CHECKED.get(name, str)()
             yield CheckResult(group, name, "ok", facts["value"] or "empty; the default applies", facts=facts)
         except ValueError as error:
             yield CheckResult(group, name, "fault", str(error), f"unset {name}", facts)

@@ -8,15 +8,18 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
+from cunorm.core.devices import known
+from cunorm.core.errors import CompileError, KernelFault, TableError, UnsupportedTile, reason_of
 from cunorm.core.terminal import columns
 from cunorm.executors.cpu.guarded_arrays import PARAMETER, TENSOR, WORKSPACE
 from cunorm.ops.parse_problem import names_of, tile_of, typed_options
 from cunorm.ops.registry import OPS, plan
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
+from cunorm.tiling.table import load
 from cunorm.traffic.traffic import Traffic
 
 from . import tables
@@ -44,6 +47,8 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     """Return the requested plans, and one message for each strategy that has no legal tile."""
     if asked.shape is None:
         raise ValueError(f"--shape: missing, expected {','.join(names_of(asked.op))} for {asked.op}")
+    if asked.device not in (None, "cpu"):
+        known(asked.device, "--device")
     options = typed_options(asked) | {"device": asked.device}
     if asked.tile is not None and asked.strategy in (None, "all"):
         raise ValueError("--tile: requires --strategy NAME with the name of one strategy")
@@ -52,12 +57,14 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
     chosen = plan(asked.op, **options)
     if asked.strategy is None:
         return [chosen], []
-    known, problem, device = OPS[asked.op].strategies, chosen.problem, chosen.place.device
-    if asked.strategy != "all" and asked.strategy not in known:
-        raise ValueError(f"--strategy: {asked.strategy!r}, expected all or one of {', '.join(known)} for {asked.op}")
+    strategies, problem, device = OPS[asked.op].strategies, chosen.problem, chosen.place.device
+    if asked.strategy != "all" and asked.strategy not in strategies:
+        raise ValueError(
+            f"--strategy: {asked.strategy!r}, expected all or one of {', '.join(strategies)} for {asked.op}"
+        )
     made, refused = [], []
-    for name in known if asked.strategy == "all" else (asked.strategy,):
-        strategy = known[name]
+    for name in strategies if asked.strategy == "all" else (asked.strategy,):
+        strategy = strategies[name]
         if any(costmodel.legal(problem, [strategy], device)):
             best = costmodel.choose(problem, [strategy], device)
             why = f"--strategy; its best tile by the cost model: predicted {best.seconds * 1e6:.1f} us, not measured"
@@ -142,6 +149,12 @@ def run(asked: argparse.Namespace) -> int:
     """Run the command with its parsed arguments; return the exit code."""
     before = os.environ.get("CUNORM_TILING_TABLE")
     if asked.table is not None:
+        try:
+            load(Path(asked.table))
+        except (OSError, TableError) as error:
+            said = f"{asked.table}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
+            print(f"cunorm show: --table: {said}", file=sys.stderr)
+            return 2
         os.environ["CUNORM_TILING_TABLE"] = asked.table
     try:
         return _run(asked)

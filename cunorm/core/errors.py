@@ -53,3 +53,8 @@ def sentence(error: BaseException) -> str:
     """The type of an exception and the first line of its text."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def reason_of(error: OSError) -> str:
+    """The reason of a failed access to a file, without the file's name."""
+    return "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)

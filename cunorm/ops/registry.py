@@ -153,7 +153,11 @@ def place_named(device: object) -> Target:
         if not gpu_present():
             raise ValueError(f"device: GPU {device}, but CuPy finds no GPU; run `cunorm doctor`")
         return place_for("gpu", device)
-    return place_for("cpu", 0) if device == "cpu" else Target("cpu", 0, known(device))
+    return (
+        place_for("cpu", 0)
+        if device == "cpu"
+        else Target("cpu", 0, known(device, others='None, "cpu", a GPU number or '))
+    )
 
 
 def _counted(plan: Plan) -> Any:
@@ -201,9 +205,9 @@ def plan(
     gamma_dtype, beta_dtype : str or dtype, optional
         Dtypes of gamma and beta. With None, a call of the plan may pass the array in any dtype that the op takes, or
         None.
-    output_mask : sequence of 3 bools
-        Which outputs of a backward are wanted: (dx, dgamma, dbeta), or (input_g, gamma_g, beta_g) for
-        batch_norm_backward_reduce.
+    output_mask : sequence of bools
+        Which outputs of a backward are wanted: (dx, dgamma, dbeta), (dx, dgamma) for rms_norm_backward, or
+        (input_g, gamma_g, beta_g) for batch_norm_backward_reduce.
     data_format : {"NCHW", "NHWC"}
         Position of the channel axis in ``shape``: second or last.
     activation : {None, "silu"}

@@ -219,12 +219,18 @@ def gradients(
     return [result if flag else None for result, flag in zip(results, wanted, strict=True)]
 
 
+def check_tuple(out: object, names: Sequence[str]) -> tuple[Any, ...]:
+    """Return ``out`` if it is a tuple with an element for each of these results. TypeError if not."""
+    if isinstance(out, tuple) and len(out) == len(names):
+        return out
+    came = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__name__
+    raise TypeError(f"out: {came}, expected a tuple of {len(names)}: {', '.join(names)} (None: allocate)")
+
+
 def check_out(out: object, results: Sequence[OutputSpec | None], names: Sequence[str]) -> None:
     """Check the outputs that the user passed: TypeError for container or dtype, ValueError for shape or strides."""
     if out is None:
         return
-    if not isinstance(out, tuple) or len(out) != len(results):
-        raise TypeError(f"out: {type(out).__name__}, expected a tuple of {', '.join(names)} (None: allocate)")
-    for result, array in zip(results, out, strict=True):
+    for result, array in zip(results, check_tuple(out, names), strict=True):
         if result is not None and array is not None:
             result.check(array)

@@ -19,7 +19,7 @@ from cunorm.core.strategy import Strategy, Tile
 from cunorm.tiling import problem_trace
 
 from .checked_call import Call, Calls, signature
-from .checks import OutputSpec, check_out, place_for
+from .checks import OutputSpec, check_out, check_tuple, place_for
 from .plans import Plan, Target, plan_for
 
 #: The default mask. It is compared by identity: (1, 1, 1) is equal to it, but a mask of ints is an error.
@@ -220,9 +220,7 @@ def _run(  # noqa: PLR0913  # runs in every call: an object for the arguments wo
 def _padded(op: Op, out: Any, missing: int) -> tuple[Any, ...]:
     """Check the length of ``out`` for a call without its last results, and add None for each of them."""
     names = tuple(op.results)[:-missing]
-    if not isinstance(out, tuple) or len(out) != len(names):
-        came = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__name__
-        raise TypeError(f"out: {came}, expected a tuple of {', '.join(names)} (None: allocate)")
+    check_tuple(out, names)
     return (*out, *(None,) * missing)
 
 

@@ -228,7 +228,11 @@ def read(
             cut = number == len(lines) and not text.endswith("\n")
             if cut and isinstance(error, json.JSONDecodeError):
                 break
-            raise TraceError(f"{path}: line {number}: {error}") from None
+            wrong = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                where = f"{error.msg}, column {error.colno}"
+                wrong = f"not JSON ({where}), expected a line that CUNORM_TRACE or cunorm.trace() wrote"
+            raise TraceError(f"{path}: line {number}: {wrong}") from None
         found[problem] += calls
     return dict(found.most_common())
 

@@ -197,12 +197,18 @@ def test_wrong_settings_are_faults_with_advice(
 ) -> None:
     monkeypatch.setenv("CUNORM_CPU_DEVICES", "A100")
     monkeypatch.setenv("CUNORM_CPU_DEVICE", "C64")
-    monkeypatch.setenv("CUNORM_CPU_CORES", "many")
+    wrong = {"CORES": "many", "BUILD": "check"}
+    for name, value in wrong.items():
+        monkeypatch.setenv(f"CUNORM_CPU_{name}", value)
+    monkeypatch.setenv("CUNORM_SPECIALISE", "yes")
+    monkeypatch.setenv("CUNORM_TILING_TABLE", "/none.json")
     code, _, found = facts(capsys)
     assert code == 1
     assert "did you mean CUNORM_CPU_DEVICE?" in found["Settings", "CUNORM_CPU_DEVICES"]["text"]
     assert found["Settings", "CUNORM_CPU_DEVICES"]["advice"] == "unset CUNORM_CPU_DEVICES"
-    assert found["Settings", "CUNORM_CPU_CORES"]["state"] == "fault"
+    for name in ("CUNORM_CPU_CORES", "CUNORM_CPU_BUILD", "CUNORM_SPECIALISE", "CUNORM_TILING_TABLE"):
+        assert found["Settings", name]["state"] == "fault", name
+        assert found["Settings", name]["text"].startswith(f"{name}: ")
     assert found["CPU executor", "simulated GPU"]["advice"] == "unset CUNORM_CPU_DEVICE"
     assert found["Check", "CPU executor"]["advice"] == "unset CUNORM_CPU_DEVICE"
 

@@ -145,7 +145,8 @@ def test_an_error_while_counting_is_printed_on_one_line(
         ((*SMALL, "--y-dtype", "float32"), "y_dtype: 'float32', expected None for group_norm_backward"),
         ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
         (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always returns all"),
-        ((*SMALL, "--device", "H201"), "device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),
+        ((*SMALL, "--device", "H201"), "--device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),
+        (("--table", "none.json"), "--table: none.json: no such file"),
         (
             (*SMALL, "--strategy", "warps"),
             "--strategy: 'warps', expected all or one of warp, block, cluster, grid, split for group",

@@ -351,6 +351,13 @@ def test_unaligned_arrays(one: Contract, state: str) -> None:
             call(out=out if len(out) > 1 else out[0])
 
 
+@of([one for one in WORKING if len(one.names) > 1])
+def test_an_out_of_another_length(one: Contract) -> None:
+    a = one.made()
+    with pytest.raises(TypeError, match=rf"^out: a tuple of 1, expected a tuple of \d: {one.names[0]}, "):
+        a.call(one.op, CPU, out=one.out(a)[:1])
+
+
 @of(WORKING)
 @pytest.mark.parametrize("rank", range(1, 9))
 def test_ranks(one: Contract, rank: int, executor: Executor) -> None:

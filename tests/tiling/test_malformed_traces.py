@@ -179,7 +179,7 @@ def made(op: str = "group_norm", **change: Any) -> str:
 
 #: A broken line, and part of its error message.
 BROKEN: dict[str, tuple[str, str]] = {
-    "no JSON": ("nonsense", "Expecting value"),
+    "no JSON": ("nonsense", "not JSON (Expecting value, column 1), expected a line that CUNORM_TRACE"),
     "a list": ("[1]", "a list, expected an object"),
     "a number": ("3", "a int, expected an object"),
     "not a number": ("NaN", "a float, expected an object"),

@@ -299,7 +299,7 @@ LINE = {"op": "group_norm", "dtype": "float32", "outputs": "y", "N": 1, "C": 2, 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("nonsense", "line 2: Expecting value"),
+        ("nonsense", "line 2: not JSON .Expecting value, column 1., expected a line that"),
         ("[1]", "line 2: a list"),
         (json.dumps(LINE | {"calls": 0}), "line 2: calls is 0"),
         (json.dumps(LINE | {"calls": None}), "line 2: calls is None"),

@@ -374,6 +374,13 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a workload without the op": (("tune", "layer_norm", "--workload", "vae"), 2, "no problem left"),
     "a device": ((*TUNE, "--device", "V100"), 2, "--device: 'V100', expected one of A100"),
     "no trials": ((*TUNE, "--trials", "0"), 2, "--trials: 0, expected at least 1"),
+    "no time": ((*TUNE, "--seconds", "0"), 2, "--seconds: 0, expected more than 0"),
+    "no trace": (("tune", "--from-trace", "none.trace"), 2, "--from-trace: none.trace: no such file"),
+    "a trace that is no trace": (
+        ("tune", "--from-trace", "a100.json"),
+        2,
+        "a100.json: line 1: not JSON (",
+    ),
     "time runs backwards": ((*TUNE, "--seconds", "-1"), 2, "--seconds: -1"),
     "no workers": ((*TUNE, "--workers", "0"), 2, "--workers: 0"),
     "more workers than anybody has": (
@@ -419,7 +426,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "show: no shape": (("show", OP), 2, "--shape: missing, expected N,C,HxW,GROUP"),
     "show: no op": (("show", "--shape", "1,2"), 2, "OP: missing"),
     "show: a device": (("show", "--device", "V100"), 2, "--device: 'V100'"),
-    "merge: nothing there": (("merge", "nowhere.json", "-o", "c.json"), 2, "nowhere.json"),
+    "merge: nothing there": (("merge", "nowhere.json", "-o", "c.json"), 2, "merge: nowhere.json: no such file"),
     "merge: corrupt": (("merge", "corrupt", "-o", "c.json"), 2, "corrupt: not JSON"),
     "merge: two devices": (("merge", "a100.json", "h200.json", "-o", "c.json"), 2, "tables of different devices"),
 }

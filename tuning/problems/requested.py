@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cunorm.core.arrays import dtype_named
+from cunorm.core.errors import reason_of
 from cunorm.core.problem import Problem
 from cunorm.ops.parse_problem import plan_options, refuse_without_shape, typed_options
 from cunorm.ops.registry import OPS, fault_of, problem_of
@@ -47,7 +48,10 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     else:
         if asked.dtype is not None:
             raise ValueError("--dtype: not valid with --from-trace, because a trace contains the dtypes")
-        found = list(problem_trace.read(asked.from_trace, fault_of))
+        try:
+            found = list(problem_trace.read(asked.from_trace, fault_of))
+        except OSError as error:
+            raise ValueError(f"--from-trace: {asked.from_trace}: {reason_of(error)}") from None
     layout = None if asked.layout is None else asked.layout.upper()
     chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
     if not chosen:

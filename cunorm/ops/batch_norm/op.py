@@ -29,6 +29,7 @@ from cunorm.ops.common.array_specs import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, Y
 from cunorm.runtime.checks import (
     NAN,
     OutputSpec,
+    check_tuple,
     chosen,
     direct_layout,
     like,
@@ -449,8 +450,8 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
 
 def with_running(out: Any, running_mean: Array | None, running_var: Array | None) -> Any:
     """Return the arrays that are written, in result order: those of ``out``, then the running statistics."""
-    if out is not None and (not isinstance(out, tuple) or len(out) != 2):
-        raise TypeError(f"out: {type(out).__name__}, expected a tuple of mean, invstd (None: allocate)")
+    if out is not None:
+        check_tuple(out, ("mean", "invstd"))
     if out is None and running_mean is None and running_var is None:
         return None
     return (*(out or (None, None)), running_mean, running_var)
