@@ -40,6 +40,7 @@ LARGE, MOST_REST, MOST_REST_KEPT = 20e6, 0.10, 0.35
 #: where it says so (benchmarks/results/measured_tiles-*.jsonl).
 EXCUSED = {
     "sd15-unet: group_norm_backward NHWC N=2 C=960 HxW=4096 group=32": "`cluster` takes longer",
+    "sdxl-unet: group_norm NHWC N=4 C=320 HxW=4096 group=32": "a wrong prediction: longer chunks are faster",
     "sdxl-unet: group_norm NHWC N=4 C=1920 HxW=4096 group=32": "longer chunks and `cluster` take longer on an H100",
     "vae: group_norm_backward NHWC N=1 C=512 HxW=16384 group=32": "longer chunks and `cluster` take longer on an H100",
     "video-vae: group_norm NHWC N=1 C=512 HxW=28800 group=32": "shorter chunks take longer",
