@@ -153,11 +153,9 @@ def place_named(device: object) -> Target:
         if not gpu_present():
             raise ValueError(f"device: GPU {device}, but CuPy finds no GPU; run `cunorm doctor`")
         return place_for("gpu", device)
-    return (
-        place_for("cpu", 0)
-        if device == "cpu"
-        else Target("cpu", 0, known(device, others='None, "cpu", a GPU number or '))
-    )
+    if device == "cpu":
+        return place_for("cpu", 0)
+    return Target("cpu", 0, known(device, others='None, "cpu", a GPU number or '))
 
 
 def _counted(plan: Plan) -> Any:

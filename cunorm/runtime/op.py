@@ -219,9 +219,7 @@ def _run(  # noqa: PLR0913  # runs in every call: an object for the arguments wo
 
 def _padded(op: Op, out: Any, missing: int) -> tuple[Any, ...]:
     """Check the length of ``out`` for a call without its last results, and add None for each of them."""
-    names = tuple(op.results)[:-missing]
-    check_tuple(out, names)
-    return (*out, *(None,) * missing)
+    return (*check_tuple(out, tuple(op.results)[:-missing]), *(None,) * missing)
 
 
 def _checked(

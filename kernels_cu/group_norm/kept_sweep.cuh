@@ -97,7 +97,8 @@ struct KeptSweep : sweep_t {
     }
 };
 
-// Calls use(batch) for the thread's packs, after fetch.
+// Calls use(batch) for the thread's packs, after fetch. column_moments and sweep_gradient_sums find this overload if their
+// path is a KeptSweep itself, not a type derived from it.
 template <int tensors, typename Use>
 __device__ __forceinline__ void sweep_packs(const KeptSweep<tensors>& sweep, const data_t* const (&from)[tensors], bool,
                                             Use use) {
