@@ -228,6 +228,7 @@ class Plan:
             The address of each array in the order of `names`: the op's inputs, its results, the workspace. An absent
             array has 0. Then the numbers that `names` ends with. Arrays are dense in the plan's layout, have the plan's
             dtypes and do not overlap, except results that a call may write in place.
+            A launch that may run at the same time needs another workspace: kernels count in it, and wait for counts.
         stream : cupy.cuda.Stream or int, optional
             Stream of the launches, or the address of a ``cudaStream_t``, such as ``cuda_stream`` of a PyTorch stream.
             None: CuPy's current stream. The memory must stay alive until the stream has passed the launches.

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))
         const SlabRange at(N, C, channels, samples, item);
         int offset = 0;
         Moments* totals = shared_array<Moments>(offset, at.own);
-        Moments* partials = shared_array<Moments>(offset, Tile::threads * pack_size);
+        Moments* partials = shared_array<Moments>(offset, SlotMoments::size);
         for (int channel = threadIdx.x; channel < at.own; channel += Tile::threads) {
             totals[channel] = Moments{};  // before the first barrier of merge_into_totals
         }

@@ -2,17 +2,32 @@
 #include "batch_norm/sample_columns.cuh"
 #include "partition/column_moments.cuh"
 
+// The moments of the threads' elements in shared memory: those of all threads for one slot of their packs after those
+// for another. Neighbouring lanes read neighbouring elements, and eight lanes at a time access 128 bytes. Slots are
+// `of_slot` moments apart, so that the elements of eight lanes, of one pack or of a few, are in different banks.
+struct SlotMoments {
+    static constexpr int apart = 8 / pack_size, period = 2 * apart;
+    static constexpr int size = (Tile::threads + period - 1) * pack_size;
+    Moments* moments;
+    int of_slot;
+
+    // `threads` is the number of threads that have a part of the samples.
+    __device__ __forceinline__ SlotMoments(Moments* moments_, int threads)
+        : moments(moments_), of_slot(threads + ((apart - threads) & (period - 1))) {}
+    __device__ __forceinline__ Moments* of(int slot, int thread) const { return moments + slot * of_slot + thread; }
+};
+
 // Merges the moments of the elements of a channel in the block's columns into totals[channel]. `here` is the first of
-// these columns. `partials` is in shared memory, pack_size moments per thread. One warp merges a channel. The whole
-// block calls. Ends with a barrier.
+// these columns. `partials` is in shared memory, SlotMoments::size long. One warp merges a channel. The whole block
+// calls. Ends with a barrier.
 __device__ __forceinline__ void merge_into_totals(const SampleColumn& path, int here, int HxW, int own,
                                                   Moments* partials, const ColumnMoments& found, Moments* totals) {
     const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
-    const int of_slot = path.parts * path.columns;
+    const SlotMoments slots(partials, path.parts * path.columns);
     if (path.part < path.parts) {
 #pragma unroll
         for (int slot = 0; slot < pack_size; ++slot) {
-            partials[slot * of_slot + threadIdx.x] = found.at(slot);
+            *slots.of(slot, threadIdx.x) = found.at(slot);
         }
     }
     __syncthreads();
@@ -24,7 +39,7 @@ __device__ __forceinline__ void merge_into_totals(const SampleColumn& path, int 
             continue;
         }
         const acc_t count = acc_t(static_cast<long long>(end - begin) * path.rows);
-        const auto of_element = [&](int at) { return partials + at % pack_size * of_slot + (at - from) / pack_size; };
+        const auto of_element = [&](int at) { return slots.of(at % pack_size, (at - from) / pack_size); };
         const auto each_set = [&](auto use) {
             for (int at = begin + lane; at < end; at += warp_size) {
                 const Moments* const of_parts = of_element(at);

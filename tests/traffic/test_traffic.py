@@ -364,6 +364,21 @@ def test_a_second_sweep_reads_again_after_all_tensors_and_a_single_sweep_never_d
     assert measured(_first("batch_norm_stats", "column")).reuse.again == 0
 
 
+@pytest.mark.parametrize("plane", [(8, 8), (16, 16)], ids=str)
+def test_moments_of_neighbouring_elements_are_in_different_banks(plane: tuple[int, int]) -> None:
+    """Planes whose threads are a power of two have as few bank conflicts as planes of an odd size.
+
+    The counter counts the four numbers of a set of moments one by one, so that its ratio is above 1 without a conflict.
+    """
+
+    def conflicts(plane: tuple[int, int]) -> float:
+        tile = cunorm.Tile("block", channels=4, samples_per_block=32, threads=256)
+        plan = cunorm.plan("batch_norm_stats", shape=(32, 8, *plane), dtype="bfloat16", device="cpu", tile=tile)
+        return float(plan.traffic().bank_conflicts)
+
+    assert conflicts(plane) <= 1.05 * conflicts((7, 7))
+
+
 # ---- the counting ---------------------------------------------------------------------------------------------------
 
 

@@ -226,9 +226,13 @@ class _ReducingSlabs(_Reducing):
 
     @lazy
     def shared(self) -> int:
-        """Bytes of shared memory per block: a partial result per channel, and per thread and element of its pack."""
-        part = self.problem.part
-        return round_up(self.slab.channels * part, 16) + self.tile.threads * self.problem.pack * part
+        """Bytes of shared memory per block: a partial result per channel, and per thread and element of its pack.
+
+        Moments are padded, so that neighbouring elements are in different banks (SlotMoments in sample_moments.cuh).
+        """
+        part, pack = self.problem.part, self.problem.pack
+        padding = 0 if self.problem.is_backward else 16 // pack - 1
+        return round_up(self.slab.channels * part, 16) + (self.tile.threads + padding) * pack * part
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""

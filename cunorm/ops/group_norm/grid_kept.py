@@ -71,7 +71,7 @@ class GroupPieces(GroupSlabs):
 
     @property
     def registers(self) -> int:
-        """Registers per thread that the launch bound allows."""
+        """Registers per thread at most if the launch bound asks for several blocks; one block may use more."""
         raise NotImplementedError
 
     @lazy
