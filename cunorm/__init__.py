@@ -9,7 +9,7 @@ from pathlib import Path
 if not (Path(__path__[0]) / "kernels_cu").is_dir():
     __path__.append(str(Path(__path__[0]).parent))
 
-from . import ascend, distributed
+from . import ascend, distributed, reference
 from .core.errors import CacheWarning, CompileError, KernelFault, TableError, TableWarning, TraceError, UnsupportedTile
 from .core.strategy import Tile
 from .ops.batch_norm.api import (
@@ -51,6 +51,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "plan",
+    "reference",
     "rms_norm",
     "rms_norm_backward",
     "trace",

@@ -95,6 +95,7 @@ def group_norm(
     >>> mean
     array([[1.5, 5.5]])
     """
+    _check_activation(activation)
     values = _slices(x, data_format)
     samples, channels, positions = values.shape
     grouped = values.reshape(samples, num_groups, _group_size(channels, num_groups) * positions)
@@ -154,6 +155,7 @@ def group_norm_backward(
     >>> dbeta
     array([2., 2., 2., 2.])
     """
+    _check_activation(activation)
     dy = _shaped_as(dy, x)
     if activation is not None:
         dy = silu_gradient(before(x, mean, rstd, gamma, beta, num_groups, data_format), dy)
@@ -166,6 +168,11 @@ def group_norm_backward(
     dx = scale * (dxhat - _mean(dxhat) - xhat * _mean(dxhat * xhat))
     dgamma, dbeta = _by_channel(grads * xhat.reshape(values.shape)).sum(axis=1), _by_channel(grads).sum(axis=1)
     return _like(dx.reshape(values.shape), x, data_format), dgamma, dbeta
+
+
+def _check_activation(activation: object) -> None:
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation: {activation!r}, expected None or 'silu'")
 
 
 @_quiet

@@ -211,6 +211,14 @@ def test_group_norm_agrees_with_torch(shape: tuple[int, ...], groups: int, layou
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-11, atol=1e-11, err_msg=name)
 
 
+def test_an_unknown_activation_is_an_error() -> None:
+    x, ones = np.ones((2, 4, 3)), np.ones((2, 2))
+    with pytest.raises(ValueError, match=r"^activation: 'relu', expected None or 'silu'"):
+        reference.group_norm(x, 2, activation="relu")
+    with pytest.raises(ValueError, match=r"^activation: 'relu', expected None or 'silu'"):
+        reference.group_norm_backward(x, x, ones, ones, num_groups=2, activation="relu")
+
+
 @pytest.mark.parametrize("shape", [(0, 6), (0, 6, 4), (0, 6, 0), (2, 6, 0), (2, 6, 3, 0)])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_group_norm_of_empty_tensors(shape: tuple[int, ...], layout: str) -> None:

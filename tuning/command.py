@@ -15,7 +15,7 @@ from typing import Any
 
 from cunorm.core import cache_folder, settings
 from cunorm.core.devices import Device, known
-from cunorm.core.errors import CompileError, TableError, TraceError
+from cunorm.core.errors import CompileError, TableError, TraceError, reason_of
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
 from cunorm.tiling import choose_tile, table_file
@@ -125,8 +125,7 @@ def _options(asked: argparse.Namespace) -> Options:
         raise ValueError(f"--table: {path} is a folder, expected a file")
     if asked.table and not path.parent.is_dir():
         raise ValueError(f"--table: {path}: no folder {path.parent}")
-    check_table(path, device)
-    table_file.check_writable(table_file.target(path))
+    _check_table(asked, path, device)
     url = asked.storage
     if url is None:
         try:
@@ -138,6 +137,18 @@ def _options(asked: argparse.Namespace) -> Options:
     return Options(
         device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed, simulators=simulators
     )
+
+
+def _check_table(asked: argparse.Namespace, path: Path, device: Device) -> None:
+    """Check that the run can read and write its table (OSError, TableError)."""
+    option = "--table: " if asked.table else ""
+    try:
+        check_table(path, device)
+        table_file.check_writable(table_file.target(path))
+    except TableError as error:
+        raise TableError(f"{option}{error}") from None
+    except OSError as error:
+        raise TableError(f"{option}{path}: {reason_of(error)}") from None
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -227,7 +238,10 @@ def _report_folder(asked: argparse.Namespace) -> Path | None:
     if asked.report is None:
         return None
     folder = Path(asked.report)
-    folder.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour of tuning
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour of tuning
+    except OSError as error:
+        raise ValueError(f"--report: {folder}: {reason_of(error)}, expected a folder") from None
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import os
@@ -39,6 +40,20 @@ def _demo(arguments: list[str]) -> int:
         sys.argv = command
 
 
+def _parsed(given: list[str]) -> argparse.Namespace:
+    """The parsed arguments. A wrong one ends the program, with the usage of its command."""
+    made = parser()
+    asked, unknown = made.parse_known_args(given)
+    of_command: argparse.ArgumentParser = asked.of_command
+    if unknown:
+        numbers = "shape" in asked and asked.shape is not None and all(word.isdecimal() for word in unknown)
+        hint = f"; --shape is one word with commas: {asked.shape},{','.join(unknown)}" if numbers else ""
+        of_command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    if asked.command == "doctor" and asked.tiles is not None and not asked.kernels:
+        of_command.error("--tiles: requires --kernels")
+    return asked
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code.
 
@@ -57,10 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # All arguments after `demo`, options included, belong to the example. argparse would interpret the options.
         if given[:1] == ["demo"] and given[1:2] not in (["-h"], ["--help"]):
             return _demo(given[2:] if given[1:2] == ["--"] else given[1:])
-        made = parser()
-        asked = made.parse_args(given)
-        if asked.command == "doctor" and asked.tiles is not None and not asked.kernels:
-            made.error("--tiles: requires --kernels")
+        asked = _parsed(given)
         if _lacks(asked.command):
             return 1
         module, _, function = asked.run.partition(":")  # imported here: a command does not need the other commands

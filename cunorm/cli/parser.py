@@ -11,15 +11,23 @@ _RAW = argparse.RawDescriptionHelpFormatter
 _DEVICES = ", ".join(name.replace(" ", "") for name in KNOWN)
 
 
-def add_problem(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that describe one problem."""
+def a_path(text: str) -> str:
+    """The value of an option that is a path: an empty one is probably a variable of the shell that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("empty, expected a path")
+    return text
+
+
+def add_problem(command: argparse.ArgumentParser, of_workload: str = "") -> None:
+    """Add the arguments that describe one problem. `of_workload` is another default dtype, for the help text."""
     command.add_argument("op", metavar="OP", nargs="?", help="name of a function, for instance group_norm_backward")
     command.add_argument(
         "--shape",
         metavar="N,C,HxW,GROUP",
         help="sizes; LayerNorm and RMSNorm expect ROWS,LENGTH; InstanceNorm, BatchNorm N,C,HxW",
     )
-    command.add_argument("--dtype", help="dtype of x: float16, bfloat16, float32 (default) or float64")
+    names = "float16, bfloat16, float32 or float64"
+    command.add_argument("--dtype", help=f"dtype of x: {names}; default float32{of_workload}")
     command.add_argument("--layout", metavar="NCHW|NHWC", help="memory order of x")
     command.add_argument("--outputs", metavar="NAMES", help="results of a gradient to compute: dx,dgamma,dbeta")
     command.add_argument(
@@ -38,7 +46,7 @@ def add_lists(command: argparse.ArgumentParser) -> None:
         "--workload", metavar="NAME", help="a named list of problems, for instance sd15-unet, llm, resnet50-bn, quick"
     )
     command.add_argument(
-        "--from-trace", metavar="FILE", help="the problems that CUNORM_TRACE or cunorm.trace() recorded"
+        "--from-trace", metavar="FILE", type=a_path, help="the problems that CUNORM_TRACE or cunorm.trace() recorded"
     )
 
 
@@ -91,7 +99,7 @@ def _show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     show.set_defaults(run="cunorm.cli.show:run")
     add_problem(show)
     show.add_argument("--device", help=f"the device whose tiles and limits are used: {_DEVICES}")
-    show.add_argument("--table", metavar="FILE", help="a tiling table that is searched before all others")
+    show.add_argument("--table", metavar="FILE", type=a_path, help="a tiling table that is searched before all others")
     show.add_argument("--strategy", metavar="NAME", help="use this strategy, with its best tile; all: every strategy")
     show.add_argument("--tile", metavar="FIELD=VALUE,...", help="use this tile of the strategy named by --strategy")
     show.add_argument("--traffic", action="store_true", help="count the bytes that the plan moves")
@@ -147,10 +155,11 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     tune.add_argument(
         "--table",
         metavar="FILE",
+        type=a_path,
         help="the tiling table to write; default: CUNORM_TILING_TABLE, else a table in the cache folder",
     )
     tune.add_argument("--resume", action="store_true", help="continue an interrupted run of this table")
-    tune.add_argument("--report", metavar="DIR", help="write a page with figures into this folder")
+    tune.add_argument("--report", metavar="DIR", type=a_path, help="write a page with figures into this folder")
     tune.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the sampler; default 0")
     tune.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
@@ -165,7 +174,7 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
             "the time of a call from Python, and the bandwidth for the fewest bytes of the problem as a share of a\n"
             "copy's bandwidth. A peer that is missing, has no such operator, fails or computes a wrong result is\n"
             "listed with the reason.\n\n"
-            "Without --shape, --workload or --from-trace it runs the workload quick, in bfloat16.\n\n"
+            "Without --shape, --workload or --from-trace it runs the workload quick.\n\n"
             "Exit code 0: success; 1: cunorm failed or computed a wrong result, or the GPU was lost; 2: wrong\n"
             "argument; 3: no GPU to measure on; 130: interrupted, results so far are written."
         ),
@@ -177,7 +186,7 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=_RAW,
     )
     bench.set_defaults(run="cunorm.tuning.bench.command:run")
-    add_problem(bench)
+    add_problem(bench, ", of a workload bfloat16")
     bench.add_argument("--op", dest="ops", metavar="OP,...", help="run only these functions of a workload or a trace")
     add_lists(bench)
     bench.add_argument(
@@ -210,8 +219,15 @@ def _merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=_RAW,
     )
     merge.set_defaults(run="cunorm.cli.tables:merge")
-    merge.add_argument("tables", metavar="TABLE", nargs="+")
-    merge.add_argument("-o", "--output", metavar="FILE", required=True, help="the table to write; replaced as a whole")
+    merge.add_argument("tables", metavar="TABLE", type=a_path, nargs="+")
+    merge.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=a_path,
+        required=True,
+        help="the table to write; another tiling table is replaced, no other file",
+    )
 
 
 def _demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -240,4 +256,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for add in (_doctor, _show, _tune, _bench, _merge, _demo):
         add(commands)
+    for command in commands.choices.values():
+        command.allow_abbrev = False  # a script with an abbreviation would break when an option is added
+        command.set_defaults(of_command=command)
     return made

@@ -15,7 +15,7 @@ from cunorm.core.devices import known
 from cunorm.core.errors import CompileError, KernelFault, TableError, UnsupportedTile, reason_of
 from cunorm.core.terminal import columns
 from cunorm.executors.cpu.guarded_arrays import PARAMETER, TENSOR, WORKSPACE
-from cunorm.ops.parse_problem import names_of, tile_of, typed_options
+from cunorm.ops.parse_problem import names_of, naming_options, tile_of, typed_options
 from cunorm.ops.registry import OPS, plan
 from cunorm.runtime.plans import Plan
 from cunorm.tiling import costmodel
@@ -173,7 +173,7 @@ def _run(asked: argparse.Namespace) -> int:
         plans, refused = _plans(asked)
         found = _traffics(plans, refused) if asked.traffic else []
     except (CompileError, KernelFault, MemoryError, TypeError, UnsupportedTile, ValueError) as error:
-        print(f"cunorm show: {str(error) or 'not enough memory'}", file=sys.stderr)
+        print(f"cunorm show: {naming_options(error) or 'not enough memory'}", file=sys.stderr)
         return 1 if isinstance(error, (CompileError, KernelFault, MemoryError)) else 2
     if asked.json:
         documents = [_document(made) for made in plans]

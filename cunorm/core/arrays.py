@@ -115,7 +115,7 @@ def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)
     except TypeError:
         found = ""
     if found not in allowed:
-        raise TypeError(f"{name}: {value!r}, expected {' or '.join(dict.fromkeys(allowed))}")
+        raise TypeError(f"{name}: {said(value)}, expected {' or '.join(dict.fromkeys(allowed))}")
     return found
 
 

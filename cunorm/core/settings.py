@@ -43,6 +43,11 @@ BUILDS = ("plain", "checked", "sanitised")
 SPECIALISE = ("background", "always", "never")
 
 
+def _path(chosen: str) -> Path:
+    """The path in a variable. A file of settings, unlike a shell, leaves ``~`` as it is."""
+    return Path(os.path.expanduser(chosen))
+
+
 def cache_dir_named() -> bool:
     """Whether ``CUNORM_CACHE_DIR`` names the cache folder."""
     return bool(os.environ.get("CUNORM_CACHE_DIR"))
@@ -56,7 +61,7 @@ def cache_dir() -> Path:
     """
     chosen = os.environ.get("CUNORM_CACHE_DIR")
     if chosen:
-        return Path(os.path.expanduser(chosen))
+        return _path(chosen)
     try:
         found = platformdirs.user_cache_dir("cunorm", appauthor=False)
     except RuntimeError:  # the user has no home folder
@@ -74,13 +79,13 @@ def cpu_device() -> str:
 def tiling_table() -> Path | None:
     """The tiling table that is searched before all others, or None."""
     chosen = os.environ.get("CUNORM_TILING_TABLE")
-    return Path(chosen) if chosen else None
+    return _path(chosen) if chosen else None
 
 
 def trace() -> Path | None:
     """The file in which the problems that run are recorded, or None."""
     chosen = os.environ.get("CUNORM_TRACE")
-    return Path(chosen) if chosen else None
+    return _path(chosen) if chosen else None
 
 
 def cxx() -> str | None:

@@ -48,17 +48,18 @@ class Tile:
     strategy: str
     fields: tuple[tuple[str, Any], ...]
 
-    def __init__(self, strategy: str, **fields: int | str) -> None:
+    def __init__(self, /, strategy: str, **fields: int | str) -> None:
         if not isinstance(strategy, str):
             raise TypeError(f"tile: strategy {strategy!r}, expected the name of a strategy")
         for name, value in fields.items():
+            if name in _RESERVED or name.startswith("_"):
+                raise ValueError(f"tile: {name}={value!r}: no strategy has a field of this name")
             number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not number and not (isinstance(value, str) and _WORD.fullmatch(value)):
                 raise ValueError(f"tile: {name}={value!r}, expected an int of at least 1, or a lower-case word")
-        self.strategy = strategy
-        self.fields = tuple(sorted(fields.items()))
-        self.__dict__.update(fields)  # instance attributes: a ranking reads them 100,000 times
-        self._hash = hash((strategy, self.fields))
+        found = tuple(sorted(fields.items()))
+        # Instance attributes: a ranking reads the fields 100,000 times.
+        self.__dict__.update(fields, strategy=strategy, fields=found, _hash=hash((strategy, found)))
 
     @classmethod
     def of(cls, given: Tile | Mapping[str, object]) -> Tile:
@@ -88,6 +89,12 @@ class Tile:
     def __getattr__(self, name: str) -> int:
         raise AttributeError(f"the tile has no field {name}")
 
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a tile cannot be changed, because plans and tables share it; make another Tile")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.strategy, self.as_dict())
 
@@ -99,6 +106,10 @@ class Tile:
 
     def __repr__(self) -> str:
         return f"Tile({self.strategy!r}{''.join(f', {name}={value!r}' for name, value in self.fields)})"
+
+
+#: Names that are no fields of a tile.
+_RESERVED = ("fields", *vars(Tile))
 
 
 def _rebuild(strategy: str, fields: dict[str, Any]) -> Tile:

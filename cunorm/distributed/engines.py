@@ -13,6 +13,11 @@ import numpy as np
 from cunorm.core.arrays import Array, integer, said
 
 
+def _missing(error: ModuleNotFoundError, engine: str, extra: str) -> ModuleNotFoundError:
+    """The error for an engine whose library, of an extra of cunorm, is not installed."""
+    return ModuleNotFoundError(f"{engine}: {error}; type: pip install 'cunorm[{extra}]'", name=error.name)
+
+
 @runtime_checkable
 class Engine(Protocol):
     """The functions that a group of processes needs for synchronised BatchNorm.
@@ -129,8 +134,10 @@ class TorchEngine:
     """
 
     def __init__(self, group: Any = None) -> None:
-        import torch.distributed
-
+        try:
+            import torch.distributed
+        except ModuleNotFoundError as error:
+            raise _missing(error, "TorchEngine", "torch") from None
         if not torch.distributed.is_available():
             raise ImportError("this PyTorch is built without torch.distributed")
         self._library, self._group = torch.distributed, group
@@ -257,8 +264,10 @@ class MpiEngine:
     """
 
     def __init__(self, comm: Any = None) -> None:
-        from mpi4py import MPI
-
+        try:
+            from mpi4py import MPI
+        except ModuleNotFoundError as error:
+            raise _missing(error, "MpiEngine", "mpi") from None
         if not isinstance(comm, (MPI.Intracomm, type(None))):
             raise TypeError(f"comm: {said(comm)}, expected an mpi4py.MPI.Intracomm")
         self._comm, self._in_place = MPI.COMM_WORLD if comm is None else comm, MPI.IN_PLACE

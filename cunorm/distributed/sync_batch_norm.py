@@ -233,7 +233,7 @@ def sync_batch_norm_backward(
 
 def _size(engine: object) -> int:
     """The number of processes of an engine (TypeError, ValueError)."""
-    if not isinstance(engine, Engine):
+    if isinstance(engine, type) or not isinstance(engine, Engine):  # a class has the methods too
         raise TypeError(
             f"engine: {said(engine)}, expected an object with size, all_gather and all_reduce, "
             "such as cunorm.distributed.TorchEngine()"

@@ -133,6 +133,16 @@ def plan_options(
     return {"shape": sizes, "data_format": data_format, **options}
 
 
+def naming_options(error: Exception) -> str:
+    """The message of an error of `cunorm.plan`, with the command's option in place of the function's argument."""
+    option = {"op": "OP", "num_groups": "--shape"}
+    return re.sub(
+        r"^(op|num_groups|dtype|activation|y_dtype|device):",
+        lambda found: option.get(found[1], f"--{found[1].replace('_', '-')}") + ":",
+        str(error),
+    )
+
+
 def typed_options(asked: argparse.Namespace) -> dict[str, Any]:
     """`plan_options` of a command's arguments. The default dtype is float32."""
     chosen = asked.layout, asked.outputs, asked.extras, asked.activation, asked.y_dtype

@@ -278,8 +278,12 @@ class Call:
         place = place_of(workspace)
         if place != (self.kind, self.plan.place.ordinal):
             raise ValueError(f"workspace: on {place}, expected {(self.kind, self.plan.place.ordinal)}")
-        if not workspace.flags.c_contiguous or (kind == "cpu" and not workspace.flags.writeable):
-            raise ValueError("workspace: expected a contiguous array that can be written")
+        if workspace.dtype.hasobject:
+            raise TypeError("workspace: an array of objects, expected an array of numbers: the kernels overwrite it")
+        if not workspace.flags.c_contiguous:
+            raise ValueError("workspace: not contiguous, expected a contiguous array that can be written")
+        if kind == "cpu" and not workspace.flags.writeable:
+            raise ValueError("workspace: read-only, expected a contiguous array that can be written")
         if workspace.nbytes < self.needs:
             raise ValueError(f"workspace: {workspace.nbytes} bytes, expected at least {self.needs}")
 

@@ -80,6 +80,20 @@ class Plan:
     def __post_init__(self) -> None:
         self._specialised = Specialised(self.place.kind, bool(self.launches))
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__dict__ and not name.startswith("_"):
+            raise AttributeError(f"{name}: a plan cannot be changed, because calls share it; make one with cunorm.plan")
+        object.__setattr__(self, name, value)
+
+    def __copy__(self) -> Plan:
+        return self  # as other immutable objects do
+
+    def __deepcopy__(self, memo: object) -> Plan:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("a plan cannot be pickled, because it has compiled kernels; make it there with cunorm.plan")
+
     def compile(self) -> Plan:
         """Compile the kernels now rather than in the first calls; return the plan itself.
 
@@ -239,7 +253,7 @@ class Plan:
             For a wrong number of values, an address that is missing or that the plan has no array for, or a misaligned
             workspace; or if the stream is on another device.
         TypeError
-            If ``stream`` is not a stream.
+            If an address is not an int, for instance an array, or ``stream`` is not a stream.
         CompileError
             See `compile`.
 

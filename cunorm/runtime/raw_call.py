@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cunorm.core.arrays import DTYPES
+from cunorm.core.arrays import DTYPES, said
 from cunorm.executors.choose import executor
 
 if TYPE_CHECKING:
@@ -41,16 +41,23 @@ class RawCall:
             needs["workspace"] = plan.workspace_nbytes > 0
         self._given = tuple(needs.values())
         self._named = tuple(needs)
+        arrays = [self._at[name] for name in (*spec.arrays, "workspace") if name in self._at]
+        self._places = frozenset(arrays)
+        self._addresses = operator.itemgetter(arrays[0], *arrays)  # of two or more it returns a tuple
         self._pick = operator.itemgetter(*(self._at[name] for name in needs)) if needs else lambda _: ()
         self._constant: list[int] | None = None
         self._strided = spec.strided
         self._counted = {of.array: name for name, of in spec.measures.items() if not of.is_stride}
 
     def check(self, pointers: Sequence[int | float]) -> None:
-        """Check the number of values, which arrays are absent, and the alignment of the workspace (ValueError)."""
+        """Check how many values there are, the addresses, and the workspace's alignment (TypeError, ValueError)."""
         names = self._plan.names
+        if not hasattr(pointers, "__len__"):
+            raise TypeError(f"pointers: {said(pointers)}, expected a sequence of {', '.join(names)}")
         if len(pointers) != len(names):
             raise ValueError(f"pointers: {len(pointers)} values, expected {len(names)}: {', '.join(names)}")
+        if {*map(type, self._addresses(pointers))} != {int}:
+            self._check_types(pointers)
         if tuple(map(bool, self._pick(pointers))) != self._given:
             for name, value, given in zip(self._named, self._pick(pointers), self._given, strict=True):
                 if bool(value) != given:
@@ -58,6 +65,12 @@ class RawCall:
                     raise ValueError(f"pointers: {name} is {value}, expected {expected}{self._why(name, given)}")
         if self._plan.workspace_nbytes and pointers[self._at["workspace"]] % WORKSPACE_ALIGNMENT:
             raise ValueError(f"pointers: workspace is not a multiple of {WORKSPACE_ALIGNMENT}")
+
+    def _check_types(self, pointers: Sequence[object]) -> None:
+        """Check that each array has an address: an int, or another integer type (TypeError)."""
+        for name, value in zip(self._plan.names, pointers, strict=True):
+            if self._at[name] in self._places and not isinstance(value, (int, np.integer)):
+                raise TypeError(f"pointers: {name} is {said(value)}, expected its address, an int")
 
     def _why(self, name: str, given: bool) -> str:
         if name == "workspace":

@@ -19,11 +19,12 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cunorm.core import settings
+from cunorm.core.arrays import said
 from cunorm.core.errors import TraceError
 from cunorm.core.problem import Problem
 
@@ -50,7 +51,7 @@ class _Trace:
 
     def _append(self, lines: list[str]) -> None:
         if self.path.exists() and not self.path.is_file():
-            raise OSError(errno.EINVAL, "not a regular file")
+            raise OSError(errno.EINVAL, "not a regular file", str(self.path))
         # O_NONBLOCK: a pipe may have replaced the file, and opening a pipe would wait for its reader.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         handle = os.open(self.path, flags, 0o644)
@@ -135,8 +136,23 @@ def _begin(path: Path) -> _Trace:
     return made
 
 
-@contextlib.contextmanager
-def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+class Recording(contextlib.ContextDecorator):
+    """What `trace` returns: a context, which may be entered again, and a decorator."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._running: list[_Trace] = []
+
+    def __enter__(self) -> None:
+        self._running.append(_begin(self._path))
+
+    def __exit__(self, *error: object) -> None:
+        ended = self._running.pop()
+        _traces.remove(ended)
+        ended.close()
+
+
+def trace(path: str | os.PathLike[str]) -> Recording:
     """Record the problems that run inside, in all threads. Calls are slower, because each is checked anew.
 
     Parameters
@@ -144,10 +160,17 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     path : str or path
         A file, which is created or appended to. Pass it to ``cunorm tune --from-trace``.
 
+    Returns
+    -------
+    context manager
+        It may be entered several times, and be a decorator.
+
     Raises
     ------
+    TypeError
+        If the path is neither a string nor a path.
     OSError
-        If the file cannot be written.
+        On entering it, if the file cannot be written.
 
     Examples
     --------
@@ -161,12 +184,9 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     >>> path.read_text().count('"op": "layer_norm"')
     1
     """
-    made = _begin(Path(path))
-    try:
-        yield
-    finally:
-        _traces.remove(made)
-        made.close()
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: {said(path)}, expected a str or a path")
+    return Recording(Path(path))
 
 
 def _whole(digits: str) -> int:
@@ -225,7 +245,7 @@ def read(
             if (sentence := fault(problem)) is not None:
                 raise ValueError(sentence)
         except (RecursionError, ValueError) as error:
-            cut = number == len(lines) and not text.endswith("\n")
+            cut = number == len(lines) and not text.endswith("\n") and line.startswith("{")
             if cut and isinstance(error, json.JSONDecodeError):
                 break
             wrong = str(error)

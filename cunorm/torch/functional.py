@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+try:  # the package imports this module first
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("cunorm.torch needs PyTorch; type: pip install 'cunorm[torch]'", name="torch") from None
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 

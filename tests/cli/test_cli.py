@@ -36,6 +36,32 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, out, err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            "show group_norm --shape 2 8 64 4",
+            "unrecognized arguments: 8 64 4; --shape is one word with commas: 2,8,64,4",
+        ),
+        ("show group_norm --shape 2,8,64,4 --trafic", "unrecognized arguments: --trafic"),
+        ("tune layer_norm --shape 8,64 --trial 3", "unrecognized arguments: --trial 3"),
+        ("tune layer_norm --shape 8,64 --table=", "argument --table: empty, expected a path"),
+        ("show --table=", "argument --table: empty, expected a path"),
+        ("doctor --tiles all", "--tiles: requires --kernels"),
+    ],
+)
+def test_a_wrong_option_prints_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    words = arguments.split()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith(f"usage: cunorm {words[0]} ")
+    assert err.endswith(f"cunorm {words[0]}: error: {sentence}\n")
+
+
 def facts(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
     """Exit code and document of ``doctor --json``; its findings by group and name."""
     code, out, err = run(capsys, "doctor", "--json")

@@ -118,8 +118,8 @@ def test_an_error_while_counting_is_printed_on_one_line(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("group_norm_bakward", "--shape", "1"), "op: 'group_norm_bakward', expected one of group_norm, "),
-        (("group-norm", "--shape", "1"), "op: 'group-norm', expected group_norm or group_norm_backward"),
+        (("group_norm_bakward", "--shape", "1"), "OP: 'group_norm_bakward', expected one of group_norm, "),
+        (("group-norm", "--shape", "1"), "OP: 'group-norm', expected group_norm or group_norm_backward"),
         (("group_norm", "--shape", "2,8,9"), "--shape: '2,8,9' has 3 numbers, for group_norm expected N,C,HxW,GROUP"),
         (("layer_norm", "--shape", "2,8,9"), "--shape: '2,8,9' has 3 numbers, for layer_norm expected ROWS,LENGTH"),
         (("batch_norm_stats", "--shape", "2 8 9"), "has 1 numbers, for batch_norm_stats expected N,C,HxW"),
@@ -129,7 +129,7 @@ def test_an_error_while_counting_is_printed_on_one_line(
         (("group_norm", "--shape", "2,8,9,0"), "--shape: GROUP is 0, expected at least 1"),
         (("group_norm", "--shape", "2,8,9,3"), "--shape: GROUP is 3, expected a divisor of C, which is 8"),
         (("group_norm", "--shape", "-2,8,9,4"), "--shape: N is '-2', expected a whole number"),
-        (("groupnorm", "--shape", "1"), "op: 'groupnorm', expected group_norm or group_norm_backward"),
+        (("groupnorm", "--shape", "1"), "OP: 'groupnorm', expected group_norm or group_norm_backward"),
         ((*SMALL, "--dtype", "float8"), "dtype: 'float8'"),
         ((*SMALL, "--layout", "CHWN"), "--layout: 'CHWN', expected NCHW or NHWC"),
         (
@@ -142,7 +142,7 @@ def test_an_error_while_counting_is_printed_on_one_line(
         (("--dtype", "float16", "--device", "H100"), "--dtype: only valid with --shape"),
         (("layer_norm", "--shape", "2,8", "--activation", "silu"), "activation: 'silu', expected None for layer_norm"),
         (("group_norm", "--shape", "2,8,9,4", "--activation", "relu"), "activation: 'relu', expected None or 'silu'"),
-        ((*SMALL, "--y-dtype", "float32"), "y_dtype: 'float32', expected None for group_norm_backward"),
+        ((*SMALL, "--y-dtype", "float32"), "--y-dtype: 'float32', expected None for group_norm_backward"),
         ((*SMALL, "--outputs", "dx,gamma"), "--outputs: 'gamma', expected some of dx,dgamma,dbeta"),
         (("group_norm", "--shape", "2,8,9,4", "--outputs", "y"), "--outputs: 'y', but group_norm always returns all"),
         ((*SMALL, "--device", "H201"), "--device: 'H201', expected one of A100, RTX 4090, H100, H200, B200, RTX 5090"),

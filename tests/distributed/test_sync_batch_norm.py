@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -25,6 +28,7 @@ from cunorm.distributed.engines import _wait_for_stream
 from tests.distributed.batches import Batch, batches, check
 from tests.distributed.processes import missing
 from tests.distributed.threads import Threads
+from tests.support.paths import environment
 from tests.test_examples import failures, public
 
 
@@ -190,6 +194,25 @@ def test_wrong_arguments_of_the_backward(name: str, value: Any, error: type[Exce
     with pytest.raises(error, match=f"^{says}"):
         sync_batch_norm_backward(**{**right, name: value})
     assert len(engine.exchanges) == 1
+
+
+def test_the_class_of_an_engine_is_no_engine() -> None:
+    with pytest.raises(TypeError, match=r"^engine: <class .*LocalEngine'>, expected an object with size"):
+        sync_batch_norm(sample(), engine=LocalEngine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("import cunorm.torch", r"cunorm\.torch needs PyTorch; type: pip install 'cunorm\[torch\]'"),
+        ("cunorm.distributed.TorchEngine()", r"TorchEngine: .*; type: pip install 'cunorm\[torch\]'"),
+        ("cunorm.distributed.MpiEngine()", r"MpiEngine: .*; type: pip install 'cunorm\[mpi\]'"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_command(code: str, sentence: str) -> None:
+    without = "import sys, cunorm; sys.modules |= dict.fromkeys(('torch', 'mpi4py'))\n"
+    done = subprocess.run([sys.executable, "-c", without + code], env=environment(), capture_output=True, text=True)
+    assert re.search(f"^ModuleNotFoundError: {sentence}$", done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.mark.parametrize(("size", "error"), [(0, ValueError), (1.5, TypeError)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import doctest
 import importlib
 import importlib.util
@@ -11,7 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -207,6 +208,25 @@ def accepted(words: list[str]) -> bool:
 def test_cunorm_takes_the_arguments(command: str) -> None:
     for words in variants(command.removeprefix("python -m ")):
         assert accepted(words[1:]), " ".join(words)
+
+
+def commands_of(made: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """The parsers of the commands."""
+    found = next(one for one in made._actions if isinstance(one, argparse._SubParsersAction))
+    return found.choices
+
+
+def test_the_table_of_options_is_that_of_the_parser() -> None:
+    """Each option of each command has a row, which names the commands that take it."""
+    page = (ROOT / "docs" / "guide" / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)`[^|]* \| ([a-z, ]+) \|", page, re.MULTILINE)
+    documented = {name: set(commands.split(", ")) for name, commands in rows if name.startswith("-") or name == "OP"}
+    taken: dict[str, set[str]] = {}
+    for name, command in commands_of(parser()).items():
+        for action in command._actions:
+            if name != "demo" and action.dest != "help" and action.dest != "tables":
+                taken.setdefault(action.option_strings[-1] if action.option_strings else "OP", set()).add(name)
+    assert documented == taken
 
 
 def test_wrong_arguments_are_found() -> None:

@@ -134,6 +134,12 @@ def test_wrong_values_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{sentence}"):
             plan.launch(values)
+    for value in (memory["x"], "x", 1.5, None):
+        with pytest.raises(TypeError, match=r"^pointers: x is .*, expected its address, an int$"):
+            plan.launch(wrong(plan, memory, x=value))
+    for values in (None, 3, iter(right)):
+        with pytest.raises(TypeError, match=r"^pointers: .*, expected a sequence of dy, x, "):
+            plan.launch(values)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^stream: 5, expected None: the CPU executor has no streams"):
         plan.launch(right, stream=5)
     assert (memory["dx"] == OLD).all()

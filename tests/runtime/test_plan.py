@@ -464,6 +464,54 @@ def test_tiles_can_be_copied_and_pickled() -> None:
     assert {tile: 1}[pickle.loads(pickle.dumps(tile))] == 1
 
 
+def test_a_tile_cannot_be_changed() -> None:
+    """Plans and caches share it, and its hash is that of its first fields."""
+    tile = Tile("block", threads=64)
+    with pytest.raises(AttributeError, match=r"^threads: a tile cannot be changed"):
+        tile.threads = 128
+    with pytest.raises(AttributeError, match=r"^threads: a tile cannot be changed"):
+        del tile.threads
+    assert (tile.threads, tile.as_dict()) == (64, {"threads": 64})
+
+
+@pytest.mark.parametrize("name", ["fields", "as_dict", "of", "__dict__", "_hash"])
+def test_a_field_cannot_have_the_name_of_an_attribute(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^tile: {name}=3: no strategy has a field of this name"):
+        Tile("warp", **{name: 3})
+    assert Tile.of({"strategy": "warp", "self": 3}).as_dict() == {"self": 3}
+
+
+# ---- plans are shared -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_cannot_be_changed_or_pickled_and_a_copy_is_the_plan() -> None:
+    plan = cunorm.plan("layer_norm", shape=(4, 8), dtype="float32", normalized_shape=8, device="cpu")
+    launches = plan.launches
+    for name in ("launches", "tile", "reason", "workspace_nbytes"):
+        with pytest.raises(AttributeError, match=rf"^{name}: a plan cannot be changed"):
+            setattr(plan, name, None)
+    assert plan.launches is launches
+    assert copy.copy(plan) is copy.deepcopy({"plan": plan})["plan"] is plan
+    with pytest.raises(TypeError, match="a plan cannot be pickled"):
+        pickle.dumps(plan)
+
+
+def test_a_workspace_of_objects_is_refused() -> None:
+    """Kernels would overwrite the pointers."""
+    x, tile = np.ones((4, 8, 6), np.float32), {"strategy": "split", "chunk": 64, "threads": 128}
+    workspace = np.full(1000, "text", object)
+    with pytest.raises(TypeError, match=r"^workspace: an array of objects, expected an array of numbers"):
+        cunorm.group_norm(x, 2, tile=tile, workspace=workspace)
+    assert workspace[0] == "text"
+    for wrong, sentence in ((np.empty(2000)[::2], "not contiguous"), (np.broadcast_to(0.0, 1000), "not contiguous")):
+        with pytest.raises(ValueError, match=f"^workspace: {sentence}, expected"):
+            cunorm.group_norm(x, 2, tile=tile, workspace=wrong)
+    read_only = np.empty(1000)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^workspace: read-only, expected"):
+        cunorm.group_norm(x, 2, tile=tile, workspace=read_only)
+
+
 # ---- the cost model -------------------------------------------------------------------------------------------------
 
 

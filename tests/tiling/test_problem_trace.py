@@ -92,6 +92,27 @@ def test_a_path_that_cannot_be_written_raises_before_the_block(tmp_path: Path) -
     assert not problem_trace.active()
 
 
+def test_a_trace_can_be_entered_again_and_decorate(tmp_path: Path) -> None:
+    a = group_arrays((2, 8, 3, 3))
+    traced = cunorm.trace(tmp_path / "t")
+    with traced:
+        run(a)
+        with traced:
+            run(a)
+    traced(run)(a)
+    # The outer one records both calls of its block.
+    assert list(problem_trace.read(tmp_path / "t").values()) == [4]
+    assert not problem_trace.active()
+
+
+def test_a_wrong_path_is_named(tmp_path: Path) -> None:
+    for path in (3, None, b"t"):
+        with pytest.raises(TypeError, match=r"^path: .*, expected a str or a path"):
+            cunorm.trace(path)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match=f"not a regular file: '{tmp_path}'"), cunorm.trace(tmp_path):
+        raise AssertionError("began")
+
+
 def test_a_full_disk_causes_a_warning_and_no_failed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")

@@ -340,7 +340,7 @@ def test_a_table_that_cannot_be_written_is_an_error_before_tuning(
         code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"))
     assert (code, err) == (
         2,
-        f"cunorm tune: {tmp_path}/t.json: cannot be written: Permission denied; name another file\n",
+        f"cunorm tune: --table: {tmp_path}/t.json: cannot be written: Permission denied; name another file\n",
     )
     (tmp_path / "t.json.lock").touch()
     real = os.access
@@ -402,10 +402,18 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "a trace that is not there": (("tune", "--from-trace", "nowhere"), 2, "nowhere"),
     "a dtype of a trace": (("tune", "--from-trace", "empty", "--dtype", "float16"), 2, "--dtype"),
-    "an empty trace": (("tune", "--from-trace", "empty"), 2, "no problem left: 0 in all"),
+    "an empty trace": (("tune", "--from-trace", "empty"), 2, "--from-trace: empty: contains no problem"),
+    "a text for a trace": (("tune", "--from-trace", "report.md"), 2, "report.md: line 1: not JSON"),
+    "a workload's layout": (
+        ("tune", "--workload", "quick", "--layout", "XX"),
+        2,
+        "--layout: 'XX', expected NCHW or NHWC",
+    ),
+    "an activation": ((*TUNE, "--activation", "relu"), 2, "tune: --activation: 'relu', expected"),
     "a table in no folder": ((*TUNE, "--table", "no/where/t.json"), 2, "no folder no/where"),
     "a folder for a table": ((*TUNE, "--table", "."), 2, "is a folder"),
     "a corrupt table": ((*TUNE, "--table", "corrupt"), 2, "corrupt: not JSON"),
+    "a table's option": ((*TUNE, "--table", "corrupt"), 2, "cunorm tune: --table: /"),
     "a table of another device": ((*TUNE, "--table", "a100.json"), 2, "a table of NVIDIA A100-SXM4-80GB, expected"),
     "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "cannot be opened: no folder no/where"),
     "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': cannot be opened: expected a file or a URL"),
@@ -421,7 +429,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "merge: into something else": (("merge", "h200.json", "-o", "corrupt"), 2, "corrupt: not JSON"),
     "merge: into no folder": (("merge", "h200.json", "-o", "no/c.json"), 2, "no folder"),
     "a storage of nothing": ((*TUNE, "--storage", "nosql://x"), 2, "--storage: 'nosql://x'"),
-    "a report on a file": ((*TUNE, "--report", "empty"), 2, "empty"),
+    "a report on a file": ((*TUNE, "--report", "empty"), 2, "tune: --report: empty: File exists, expected a folder"),
     "nothing to measure on": ((*TUNE, "--evaluator", "measure"), 3, "no GPU"),
     "show: no shape": (("show", OP), 2, "--shape: missing, expected N,C,HxW,GROUP"),
     "show: no op": (("show", "--shape", "1,2"), 2, "OP: missing"),
@@ -441,6 +449,7 @@ def test_a_wrong_argument_is_one_line_on_stderr(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
     (tmp_path / "corrupt").write_text('{"a')
+    (tmp_path / "report.md").write_text("# Report")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "linked.json.lock").symlink_to(tmp_path / "corrupt")
     os.mkfifo(tmp_path / "pipe")

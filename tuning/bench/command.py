@@ -51,7 +51,7 @@ STATE = (
 def _wanted(asked: argparse.Namespace) -> list[Problem]:
     if asked.shape is None and asked.workload is None and asked.from_trace is None:
         asked.workload = WORKLOAD
-    if asked.from_trace is None:
+    if asked.workload is not None:
         asked.dtype = asked.dtype or DTYPE
     found = problems_of(asked)
     if asked.ops is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from cunorm.core.arrays import dtype_named
-from cunorm.core.errors import reason_of
-from cunorm.core.problem import Problem
-from cunorm.ops.parse_problem import plan_options, refuse_without_shape, typed_options
+from cunorm.core.errors import TraceError, reason_of
+from cunorm.core.problem import LAYOUTS, Problem
+from cunorm.ops.parse_problem import naming_options, plan_options, refuse_without_shape, typed_options
 from cunorm.ops.registry import OPS, fault_of, problem_of
 from cunorm.tiling import problem_trace
 
@@ -38,7 +38,10 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
     if asked.shape is not None:
         if asked.op is None:
             raise ValueError("OP: missing, expected the name of a function before --shape: group_norm_backward")
-        return [problem_of(asked.op, **typed_options(asked))]
+        try:
+            return [problem_of(asked.op, **typed_options(asked))]
+        except (TypeError, ValueError) as error:
+            raise type(error)(naming_options(error)) from None
     refuse_without_shape(asked)
     if asked.workload is not None:
         if asked.workload not in WORKLOADS:
@@ -46,13 +49,28 @@ def problems_of(asked: argparse.Namespace) -> list[Problem]:
         dtype = dtype_named("--dtype", asked.dtype or "float32")
         found = [problem for name, problem in problems(dtype) if name == asked.workload]
     else:
-        if asked.dtype is not None:
-            raise ValueError("--dtype: not valid with --from-trace, because a trace contains the dtypes")
-        try:
-            found = list(problem_trace.read(asked.from_trace, fault_of))
-        except OSError as error:
-            raise ValueError(f"--from-trace: {asked.from_trace}: {reason_of(error)}") from None
+        found = _of_trace(asked)
+    return _selected(found, asked)
+
+
+def _of_trace(asked: argparse.Namespace) -> list[Problem]:
+    """The problems of --from-trace (ValueError, TraceError). An error in the file names the file and the line."""
+    if asked.dtype is not None:
+        raise ValueError("--dtype: not valid with --from-trace, because a trace contains the dtypes")
+    try:
+        found = list(problem_trace.read(asked.from_trace, fault_of))
+    except OSError as error:
+        raise ValueError(f"--from-trace: {asked.from_trace}: {reason_of(error)}") from None
+    if not found:
+        raise TraceError(f"--from-trace: {asked.from_trace}: contains no problem")
+    return found
+
+
+def _selected(found: list[Problem], asked: argparse.Namespace) -> list[Problem]:
+    """The problems of a workload or a trace that OP and --layout select, each once."""
     layout = None if asked.layout is None else asked.layout.upper()
+    if layout not in (None, *LAYOUTS):
+        raise ValueError(f"--layout: {asked.layout!r}, expected {' or '.join(LAYOUTS)}")
     chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
     if not chosen:
         raise ValueError(f"no problem left: {len(found)} in all, none matches OP and --layout")

@@ -19,6 +19,7 @@ from cunorm.core.arrays import (
     namespace,
     number,
     one_dtype,
+    said,
     same_place,
     shape_of,
 )
@@ -389,16 +390,16 @@ RUNNING = ("running_mean", "running_var")
 
 
 def sequence_counts(name: str, counts: Any) -> Any:
-    """Return a list or a tuple of counts as an array of int64 or float64; anything else as it is."""
-    if not isinstance(counts, (list, tuple)):
+    """Return a list, a tuple or a range of counts as an array of int64 or float64; anything else as it is."""
+    if not isinstance(counts, (list, tuple, range)):
         return counts
     if not all(isinstance(c, (int, float, np.integer, np.floating)) and not isinstance(c, bool) for c in counts):
-        raise TypeError(f"{name}: {counts!r}, expected numbers")
+        raise TypeError(f"{name}: {said(counts)}, expected numbers")
     whole = all(isinstance(count, (int, np.integer)) for count in counts)
     try:
         return np.array(counts, np.int64 if whole else np.float64)
     except OverflowError:
-        raise ValueError(f"{name}: {counts!r}, expected numbers that fit 64 bits") from None
+        raise ValueError(f"{name}: {said(counts)}, expected numbers that fit 64 bits") from None
 
 
 def check_counts(name: str, counts: Array) -> None:
@@ -429,6 +430,8 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
     for the GPU.
     """
     counts = sequence_counts("counts", counts)
+    if not hasattr(counts, "ndim") or isinstance(counts, np.generic):
+        raise TypeError(f"counts: {said(counts)}, expected an array or a sequence with one number per rank")
     if not isinstance(counts, np.ndarray):
         return counts
     kind_of("counts", counts)

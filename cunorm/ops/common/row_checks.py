@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cunorm.core.arrays import Array, flag, integer
+from cunorm.core.arrays import Array, flag, integer, said
 from cunorm.core.problem import Problem, laid_out
 from cunorm.runtime.checks import check_rank, check_size, like
 
@@ -18,9 +18,12 @@ def row_sizes(shape: tuple[int, ...], normalized_shape: object) -> tuple[tuple[i
     if isinstance(normalized_shape, Sequence) and not isinstance(normalized_shape, (str, bytes)):
         row = tuple(integer("normalized_shape", size, 0) for size in normalized_shape)
     else:
-        row = (integer("normalized_shape", normalized_shape, 0),)
+        try:
+            row = (integer("normalized_shape", normalized_shape, 0),)
+        except TypeError as error:
+            raise TypeError(f"{error} or a tuple of ints") from None
     if not row or 0 in row:
-        raise ValueError(f"normalized_shape: {normalized_shape!r}, expected at least one size, and no size of 0")
+        raise ValueError(f"normalized_shape: {said(normalized_shape)}, expected at least one size, and no size of 0")
     if shape[-len(row) :] != row:
         raise ValueError(f"normalized_shape: {row}, expected the last sizes of x with shape {shape}")
     return shape[: -len(row)], row
