@@ -472,6 +472,15 @@ def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [("layer_norm --shape 8,64", "float32"), ("--workload quick", "bfloat16"), ("", "bfloat16")],
+)
+def test_the_default_dtype_of_a_shape_is_that_of_tune_and_show(arguments: str, dtype: str) -> None:
+    asked = cli_parser.parser().parse_args(["bench", *arguments.split()])
+    assert {problem.dtype for problem in command._wanted(asked)} == {dtype}
+
+
 def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
     """The source is `rehearsed` although the clock has `measures = True`."""
     file = tmp_path / "found.json"
