@@ -4,6 +4,7 @@ Examples::
 
     python benchmarks/fit_costs.py sample --spread --problems 150   # simulate tiles of different predicted times
     python benchmarks/fit_costs.py fit                              # write cunorm/tiling/costs.json
+    python benchmarks/fit_costs.py fit --kernel "layer_norm_grid NCHW"  # fit one kernel, keep the other entries
     python benchmarks/fit_costs.py sample                           # simulate the default of each workload's problems
     python benchmarks/fit_costs.py check                            # write benchmarks/results/cost_model.json
 
@@ -316,24 +317,41 @@ def measured_over_simulated(found: dict[str, list[Point]], document: dict[str, A
     return float(np.median(ratios)) if ratios else 1.0
 
 
-def fit(_: argparse.Namespace) -> None:
-    """Write ``costs.json`` from all samples.
+def fit(asked: argparse.Namespace) -> None:
+    """Write ``costs.json``: the entries of the kernels in `asked`, or of all kernels.
 
     Simulated times are too short in most cases. Those of kernels that no GPU has measured are multiplied by the usual
     ratio, so that they compare with the measured times of other kernels.
     """
-    found, timed = points([*samples().values()]), measured_points()
-    timed_here = [key for key in sorted(found) if len(timed[key]) >= FEWEST_TIMES]
-    document = {key: fitted(found[key], timed[key]) for key in tqdm(timed_here, unit="measured kernel")}
-    slower = measured_over_simulated(found, document)
-    for key in tqdm(sorted(set(found) - set(timed_here)), unit="simulated kernel"):
-        document[key] = fitted([replace(one, microseconds=slower * one.microseconds) for one in found[key]], timed[key])
+    found = points([*samples().values()])
+    if unknown := [key for key in asked.kernel if key not in found]:
+        raise SystemExit(f"--kernel: {unknown[0]!r} has no sample, expected one of {', '.join(sorted(found))}")
+    before = json.loads(costs.PATH.read_text(encoding="utf-8")) if asked.kernel else {}
+    of_any = before.pop(costs.ANY, None)
+    document = before | _fitted_anew(found, asked.kernel or sorted(found), before)
     document = dict(sorted(document.items()))
-    instructions, times = (_middle(one) for one in zip(*_mains(document), strict=True))
-    unknown = {"instructions": {"2": instructions}, "times": {costs.EVENNESS[0]: times}, "samples": 0, "measured": 0}
-    document = {costs.ANY: unknown, **document}
+    document = {costs.ANY: of_any or _of_any(document), **document}
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(one)}" for key, one in document.items())
     write_whole(costs.PATH, f"{{\n{lines}\n}}\n")
+
+
+def _fitted_anew(
+    found: dict[str, list[Point]], keys: Sequence[str], before: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The entries of kernels, by kernel and layout; `before` contains those of the others, if they stay."""
+    timed = measured_points()
+    timed_here = [key for key in keys if len(timed[key]) >= FEWEST_TIMES]
+    document = {key: fitted(found[key], timed[key]) for key in tqdm(timed_here, unit="measured kernel")}
+    slower = measured_over_simulated(found, before | document)
+    for key in tqdm([key for key in keys if key not in document], unit="simulated kernel"):
+        document[key] = fitted([replace(one, microseconds=slower * one.microseconds) for one in found[key]], timed[key])
+    return document
+
+
+def _of_any(document: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a kernel that has none: the medians of the others."""
+    instructions, times = (_middle(one) for one in zip(*_mains(document), strict=True))
+    return {"instructions": {"2": instructions}, "times": {costs.EVENNESS[0]: times}, "samples": 0, "measured": 0}
 
 
 def _middle(lists: Sequence[list[float]]) -> list[float]:
@@ -397,7 +415,15 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--largest", type=int, default=LARGEST, metavar="N", help="most elements of a problem")
     one.add_argument("--seed", type=int, default=0, metavar="N", help="which problems and tiles are drawn")
     one.set_defaults(run=sample)
-    commands.add_parser("fit", help="write cunorm/tiling/costs.json").set_defaults(run=fit)
+    two = commands.add_parser("fit", help="write cunorm/tiling/costs.json")
+    two.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help='fit this kernel and layout, as "group_norm_grid NHWC"; the others keep their entries; default: all',
+    )
+    two.set_defaults(run=fit)
     commands.add_parser("check", help="compare predictions with measured times").set_defaults(run=check)
     return made
 

@@ -14,8 +14,11 @@ from cunorm.tuning.problems.workloads import WORKLOADS
 
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS
+from cunorm.tiling import choose_tile
+from cunorm.tiling.table import read
 from docs.drawings.themes import save
 
+TABLES = Path(__file__).resolve().parents[1] / "tuning" / "tables"
 #: Peer -> op -> the ratios of all shapes.
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 Documents = Sequence[Mapping[str, Any]]
@@ -208,6 +211,7 @@ def unmeasured(documents: Documents) -> list[str]:
         if not complete(one)
     ]
     lists = {
+        "Shapes whose kernels have changed since": changed(documents),
         "Functions of cunorm without a time beside a peer": [op for op in OPS if op not in seen],
         "Peers that ran on some of the workloads only": _partial_peers(documents),
         "Peers that did not run": [peer for peer in KNOWN_PEERS if not _ran(documents, peer)],
@@ -217,6 +221,19 @@ def unmeasured(documents: Documents) -> list[str]:
     lines = [f"- {title}: {_listed(found)}." for title, found in lists.items() if found]
     all_of = f"- All results are in {dtypes}, on {', '.join(by_device(documents))}."
     return ["What was not measured:\n", all_of, *lines, ""]
+
+
+def changed(documents: Documents) -> list[str]:
+    """The ops with a table tile whose kernels have changed since the results, each with the number of its shapes."""
+    known = [read(path) for path in sorted(TABLES.glob("*.json"))]
+    stale: dict[str, dict[Problem, bool]] = {}
+    for document in documents:
+        entries = [one.entries for one in known if one.device["name"] == document["device"]["name"]]
+        for problem in map(problem_of, document["results"]):
+            for entry in (of_table[problem] for of_table in entries if problem in of_table):
+                is_stale = choose_tile.is_stale(entry, OPS[problem.op].strategies)
+                stale.setdefault(problem.op, {})[problem] = is_stale
+    return [f"{op} ({sum(found.values())} of {len(found)})" for op, found in stale.items() if any(found.values())]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -138,8 +138,8 @@ def sized(name: str, array: Array, size: int, expected: str) -> None:
 
 
 def _is_array(value: object) -> bool:
-    """Whether a value is an array of any library; a NumPy scalar is not."""
-    return hasattr(value, "ndim") and not isinstance(value, np.generic)
+    """Whether a value is an array of any library; a NumPy scalar is not, nor the class of one."""
+    return hasattr(value, "ndim") and not isinstance(value, (np.generic, type))
 
 
 def said(value: object) -> str:

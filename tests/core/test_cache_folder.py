@@ -169,6 +169,15 @@ def test_a_tilde_that_the_shell_did_not_expand(named: Path, monkeypatch: pytest.
     assert cache_folder.folder("cpu") == named / "builds" / "cpu"
 
 
+def test_a_tilde_in_the_other_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for name, path in (("CUNORM_TILING_TABLE", settings.tiling_table), ("CUNORM_TRACE", settings.trace)):
+        monkeypatch.setenv(name, "~/run")
+        assert path() == Path("/home/somebody/run")
+        monkeypatch.delenv(name)
+        assert path() is None
+
+
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUNORM_CACHE_DIR", "here")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import math
@@ -255,7 +254,7 @@ def test_simulated_times_are_fitted_as_long_as_measured_ones_would_be(
     monkeypatch.setattr(fitting, "points", lambda _: {"a NCHW": simulated, "b NCHW": simulated})
     monkeypatch.setattr(fitting, "measured_points", lambda: defaultdict(list, {"b NCHW": timed}))
     monkeypatch.setattr(fitting.costs, "PATH", tmp_path / "costs.json")
-    fitting.fit(argparse.Namespace())
+    fitting.main(["fit"])
     found = json.loads((tmp_path / "costs.json").read_text())
     assert found["a NCHW"]["measured"] == 0 and found["b NCHW"]["measured"] == 20
     assert list(found) == ["any", "a NCHW", "b NCHW"]
@@ -278,3 +277,20 @@ def test_the_time_of_a_call_is_divided_among_its_launches(fitting: ModuleType, m
     assert sum(one.microseconds for one in found) == pytest.approx(50.0)
     shares = [costmodel.launch_seconds(problem, one, H200) for one in choice.launches]
     assert max(one.microseconds for one in found) / 50 == pytest.approx(max(shares) / sum(shares))
+
+
+def test_the_fit_of_one_kernel_keeps_the_entries_of_the_others(
+    fitting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, kernel = json.loads(costs.PATH.read_text(encoding="utf-8")), "batch_norm_stats_fold NCHW"
+    (tmp_path / "costs.json").write_text(json.dumps(before | {kernel: before[costs.ANY]}), encoding="utf-8")
+    monkeypatch.setattr(costs, "PATH", tmp_path / "costs.json")
+    made = [one for one in fitting.samples().values() if one.problem.op == "batch_norm_stats"]
+    monkeypatch.setattr(fitting, "samples", lambda: dict(enumerate(made)))
+    monkeypatch.setattr(fitting, "measured", list)
+    fitting.main(["fit", "--kernel", kernel])
+    after = json.loads(costs.PATH.read_text(encoding="utf-8"))
+    assert {**after, kernel: None} == {**before, kernel: None}
+    assert after[kernel] != before[costs.ANY] and after[kernel]["samples"] > 0
+    with pytest.raises(SystemExit, match=r"^--kernel: 'batch_norm_stats_fold' has no sample, expected one of"):
+        fitting.main(["fit", "--kernel", "batch_norm_stats_fold"])

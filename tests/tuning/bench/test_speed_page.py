@@ -21,8 +21,9 @@ from cunorm.tuning.bench.result import DEFAULT, TABLE
 
 from benchmarks import measured_sections, speed_summary
 from cunorm.core.devices import known
+from cunorm.jit import sources
 from cunorm.ops.registry import OPS
-from cunorm.tiling import costmodel
+from cunorm.tiling import costmodel, table
 from tests.support.paths import ROOT
 from tests.tuning.bench.test_bench import shown
 
@@ -321,6 +322,22 @@ def test_what_was_not_measured_is_named(speed: ModuleType, tmp_path: Path) -> No
     assert "- Incomplete workloads: vision with 3 of 9 problems." in index
     (workloads,) = [line for line in index.splitlines() if line.startswith("- Workloads without results")]
     assert "sdxl-unet" in workloads and "llm," not in workloads and "vision" not in workloads
+
+
+def test_shapes_whose_kernels_have_changed_since_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document, strategy = shown(), OPS["layer_norm"].strategies["block"]
+    tile, problems = next(strategy.tiles()), [*map(speed_summary.problem_of, document["results"])]
+    digest = sources.kernel_digest(problems[0], strategy, tile)
+    entries = {one: table.Entry(one, tile, "measured", digest) for one in problems[:2]}
+    found = table.Table({"name": document["device"]["name"]}, entries=entries)
+    (tmp_path / "t.json").touch()
+    monkeypatch.setattr(speed_summary, "TABLES", tmp_path)
+    monkeypatch.setattr(speed_summary, "read", lambda path: found)
+    assert speed_summary.changed([document]) == []
+    entries[problems[1]] = table.Entry(problems[1], tile, "measured", "0123456789abcdef")
+    assert speed_summary.changed([document]) == ["layer_norm (1 of 2)"]
+    found.device["name"] = "another"
+    assert speed_summary.changed([document]) == []
 
 
 def test_no_heading_of_a_measured_page_has_a_date() -> None:
