@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from cunorm.tuning.bench.result import DEFAULT, TABLE, cold, complete, fraction, timed
 
-from benchmarks.speed_summary import problem_of, ratios_of, table, workload_of
+from benchmarks.speed_summary import device_of, packaged, problem_of, ratios_of, table, workload_of
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
-from cunorm.tiling import choose_tile, costmodel
-from cunorm.tiling.table import place_of
+from cunorm.tiling import costmodel
 
 MOST_DRAWN = 40  # problems in a picture
 HEAD = """# Workload {workload}
@@ -109,15 +107,6 @@ def _missing(document: Mapping[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys(one["name"] for one in ones) if name not in ran]
 
 
-def _device(document: Mapping[str, Any]) -> Device | None:
-    """The device of a result; None if a fact that the cost model needs is missing."""
-    facts = document["device"]
-    if any(one.name not in facts for one in fields(Device)):
-        return None
-    lists = {one.name: tuple(facts[one.name]) for one in fields(Device) if isinstance(facts[one.name], list)}
-    return Device(**{one.name: facts[one.name] for one in fields(Device)} | lists)
-
-
 def _text(tile: Tile) -> str:
     """A tile as a result names it."""
     return f"{tile.strategy} ({', '.join(f'{name}={value}' for name, value in tile.fields)})"
@@ -132,13 +121,12 @@ def _chosen(problem: Problem, device: Device) -> set[str]:
 @functools.cache
 def _packaged(problem: Problem, device: Device) -> set[str]:
     """The tiles that the package's table has for a problem. The user's tables are not read."""
-    tables = [read for _, read in choose_tile.tables(device, shipped=True)]
-    return {_text(entry.tile) for read in tables for entry in read.entries(*place_of(problem))}
+    return {_text(entry.tile) for entry in packaged(problem, device)}
 
 
 def _up_to_date(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield a text on how many of the tiles that ran this version still has."""
-    device = _device(document)
+    device = device_of(document)
     if device is None:
         return
     kept: dict[str, list[bool]] = {DEFAULT: [], TABLE: []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from cunorm.tuning.bench.peers import PEERS as KNOWN_PEERS
 from cunorm.tuning.bench.result import compared, complete, geometric_mean, own_of
 from cunorm.tuning.problems.workloads import WORKLOADS
 
+from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.ops.registry import OPS
-from cunorm.tiling import choose_tile
-from cunorm.tiling.table import read
+from cunorm.tiling.choose_tile import is_stale, tables
+from cunorm.tiling.table import Entry, place_of
 from docs.drawings.themes import save
 
-TABLES = Path(__file__).resolve().parents[1] / "tuning" / "tables"
 #: Peer -> op -> the ratios of all shapes.
 Ratios = Mapping[str, Mapping[str, Sequence[float]]]
 Documents = Sequence[Mapping[str, Any]]
@@ -38,6 +39,20 @@ def problem_of(result: Result) -> Problem:
     fields = dict(result["problem"])
     lists = {name: tuple(map(_frozen, value)) for name, value in fields.items() if isinstance(value, list)}
     return Problem(**fields | lists)
+
+
+def device_of(document: Mapping[str, Any]) -> Device | None:
+    """The device of a result; None if a fact that the cost model needs is missing."""
+    facts = document["device"]
+    if any(one.name not in facts for one in fields(Device)):
+        return None
+    lists = {one.name: tuple(facts[one.name]) for one in fields(Device) if isinstance(facts[one.name], list)}
+    return Device(**{one.name: facts[one.name] for one in fields(Device)} | lists)
+
+
+def packaged(problem: Problem, device: Device) -> list[Entry]:
+    """The entries of a problem in the package's table. The user's tables are not read."""
+    return [entry for _, read in tables(device, shipped=True) for entry in read.entries(*place_of(problem))]
 
 
 def _frozen(value: Any) -> Any:
@@ -225,14 +240,13 @@ def unmeasured(documents: Documents) -> list[str]:
 
 def changed(documents: Documents) -> list[str]:
     """The ops with a table tile whose kernels have changed since the results, each with the number of its shapes."""
-    known = [read(path) for path in sorted(TABLES.glob("*.json"))]
     stale: dict[str, dict[Problem, bool]] = {}
     for document in documents:
-        entries = [one.entries for one in known if one.device["name"] == document["device"]["name"]]
+        if (device := device_of(document)) is None:
+            continue
         for problem in map(problem_of, document["results"]):
-            for entry in (of_table[problem] for of_table in entries if problem in of_table):
-                is_stale = choose_tile.is_stale(entry, OPS[problem.op].strategies)
-                stale.setdefault(problem.op, {})[problem] = is_stale
+            for entry in packaged(problem, device):
+                stale.setdefault(problem.op, {})[problem] = is_stale(entry, OPS[problem.op].strategies)
     return [f"{op} ({sum(found.values())} of {len(found)})" for op, found in stale.items() if any(found.values())]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from cunorm.core import cache_folder, settings
 from cunorm.core.devices import Device, known
-from cunorm.core.errors import CompileError, TableError, TraceError, reason_of
+from cunorm.core.errors import CompileError, TableError, TraceError, about_file
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
 from cunorm.tiling import choose_tile, table_file
@@ -140,15 +140,13 @@ def _options(asked: argparse.Namespace) -> Options:
 
 
 def _check_table(asked: argparse.Namespace, path: Path, device: Device) -> None:
-    """Check that the run can read and write its table (OSError, TableError)."""
+    """Check that the run can read and write its table (TableError)."""
     option = "--table: " if asked.table else ""
     try:
         check_table(path, device)
         table_file.check_writable(table_file.target(path))
-    except TableError as error:
-        raise TableError(f"{option}{error}") from None
-    except OSError as error:
-        raise TableError(f"{option}{path}: {reason_of(error)}") from None
+    except (OSError, TableError) as error:
+        raise TableError(f"{option}{about_file(error, path)}") from None
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -241,7 +239,7 @@ def _report_folder(asked: argparse.Namespace) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour of tuning
     except OSError as error:
-        raise ValueError(f"--report: {folder}: {reason_of(error)}, expected a folder") from None
+        raise ValueError(f"--report: {about_file(error, folder)}, expected a folder") from None
     return folder
 
 

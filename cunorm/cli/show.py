@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cunorm.core.devices import known
-from cunorm.core.errors import CompileError, KernelFault, TableError, UnsupportedTile, reason_of
+from cunorm.core.errors import CompileError, KernelFault, TableError, UnsupportedTile, about_file
 from cunorm.core.terminal import columns
 from cunorm.executors.cpu.guarded_arrays import PARAMETER, TENSOR, WORKSPACE
 from cunorm.ops.parse_problem import names_of, naming_options, tile_of, typed_options
@@ -152,8 +152,7 @@ def run(asked: argparse.Namespace) -> int:
         try:
             load(Path(asked.table))
         except (OSError, TableError) as error:
-            said = f"{asked.table}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
-            print(f"cunorm show: --table: {said}", file=sys.stderr)
+            print(f"cunorm show: --table: {about_file(error, asked.table)}", file=sys.stderr)
             return 2
         os.environ["CUNORM_TILING_TABLE"] = asked.table
     try:

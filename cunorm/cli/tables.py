@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from cunorm.core.devices import Device, known
-from cunorm.core.errors import TableError, reason_of
+from cunorm.core.errors import TableError, about_file
 from cunorm.core.terminal import columns
 from cunorm.ops.parse_problem import refuse_without_shape
 from cunorm.ops.registry import OPS, place_named
@@ -101,8 +101,7 @@ def merge(asked: argparse.Namespace) -> int:
     try:
         made, count = table.merge_files(asked.tables, asked.output, _stale)
     except (OSError, TableError) as error:
-        said = f"{error.filename}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
-        print(f"cunorm merge: {said}", file=sys.stderr)
+        print(f"cunorm merge: {about_file(error)}", file=sys.stderr)
         return 2
     for fault in made.faults:
         print(f"cunorm merge: kept unchanged: {fault}", file=sys.stderr)

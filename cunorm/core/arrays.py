@@ -137,7 +137,7 @@ def sized(name: str, array: Array, size: int, expected: str) -> None:
         raise ValueError(f"{name}: shape {array.shape}, expected {expected}")
 
 
-def _is_array(value: object) -> bool:
+def is_array(value: object) -> bool:
     """Whether a value is an array of any library; a NumPy scalar is not, nor the class of one."""
     return hasattr(value, "ndim") and not isinstance(value, (np.generic, type))
 
@@ -147,7 +147,7 @@ def said(value: object) -> str:
 
     For an array it is only the type's name: to print an array on a GPU, the process would have to wait for the GPU.
     """
-    if _is_array(value):
+    if is_array(value):
         return type(value).__name__
     try:
         words = repr(value)
@@ -174,7 +174,7 @@ def number(name: str, value: object) -> float:
 
     To read an array on a GPU, the process would have to wait for the GPU.
     """
-    if _is_array(value) or isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
+    if is_array(value) or isinstance(value, (bool, np.bool_, str, bytes, bytearray)):
         raise TypeError(f"{name}: {said(value)}, expected a number")
     try:
         return float(value)  # type: ignore[arg-type]

@@ -58,3 +58,17 @@ def sentence(error: BaseException) -> str:
 def reason_of(error: OSError) -> str:
     """The reason of a failed access to a file, without the file's name."""
     return "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+
+
+def about_file(error: Exception, path: object = None) -> str:
+    """The text of an error about a file, with the file's name: an OSError's reason, or the text of any other error.
+
+    Parameters
+    ----------
+    error : Exception
+    path : str or path, optional
+        The name as the user knows it. None: that of the OSError.
+    """
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.filename if path is None else path}: {reason_of(error)}"

@@ -109,7 +109,7 @@ class Tile:
 
 
 #: Names that are no fields of a tile.
-_RESERVED = ("fields", *vars(Tile))
+_RESERVED = frozenset(("fields", *vars(Tile)))
 
 
 def _rebuild(strategy: str, fields: dict[str, Any]) -> Tile:

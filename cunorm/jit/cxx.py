@@ -146,6 +146,7 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
     small calls, and compiling takes longer than these. g++ compiles in half the time of ``-O2`` with ``-O1``, and in a
     third with ``-Og``. The two, scalar replacement of aggregates and inlining of functions that are called once, cost
     no time to compile; with them a kernel runs about as fast as with ``-O1``.
+
     The runtime of the plain and of the checked build has ``-O2`` and no hooks, because it is compiled once and used by
     every kernel. That of the sanitised build has the kernel's options.
 

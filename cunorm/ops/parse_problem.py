@@ -73,6 +73,15 @@ def _extras(op: str, extras: str | None) -> dict[str, Any]:
     return dict.fromkeys(names, True)
 
 
+def layout_named(layout: str | None) -> str | None:
+    """The layout that ``--layout`` names in letters of any case; ValueError if there is none of that name."""
+    if layout is None:
+        return None
+    if layout.upper() not in LAYOUTS:
+        raise ValueError(f"--layout: {layout!r}, expected {' or '.join(LAYOUTS)}")
+    return layout.upper()
+
+
 def plan_options(
     op: str,
     shape: str,
@@ -109,8 +118,7 @@ def plan_options(
         If the shape, the layout, the outputs or the extras are invalid. The message is one sentence.
     """
     numbers = _numbers(op, shape)
-    if layout is not None and layout.upper() not in LAYOUTS:
-        raise ValueError(f"--layout: {layout!r}, expected {' or '.join(LAYOUTS)}")
+    data_format = layout_named(layout) or "NCHW"
     takes = OPS[op].takes
     options: dict[str, Any] = {"dtype": dtype, **_mask(op, outputs), **_extras(op, extras)}
     options |= {name: dtype for name in ("gamma_dtype", "beta_dtype") if name in takes}
@@ -119,7 +127,7 @@ def plan_options(
     chosen = {"activation": activation, "y_dtype": y_dtype}
     options |= {name: value for name, value in chosen.items() if value is not None}
     if "data_format" not in takes:
-        if layout is not None and layout.upper() != "NCHW":
+        if data_format != "NCHW":
             raise ValueError(f"--layout: {layout!r}, expected NCHW, because {op} has no channel and position axes")
         normalised = {"normalized_shape": numbers[1]} if "normalized_shape" in takes else {}
         return {"shape": tuple(numbers), **normalised, **options}
@@ -128,7 +136,6 @@ def plan_options(
         if C % numbers[3]:
             raise ValueError(f"--shape: GROUP is {numbers[3]}, expected a divisor of C, which is {C}")
         options["num_groups"] = numbers[3]
-    data_format = "NCHW" if layout is None else layout.upper()
     sizes = (N, C, HxW) if data_format == "NCHW" else (N, HxW, C)
     return {"shape": sizes, "data_format": data_format, **options}
 

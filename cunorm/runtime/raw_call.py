@@ -41,9 +41,8 @@ class RawCall:
             needs["workspace"] = plan.workspace_nbytes > 0
         self._given = tuple(needs.values())
         self._named = tuple(needs)
-        arrays = [self._at[name] for name in (*spec.arrays, "workspace") if name in self._at]
-        self._places = frozenset(arrays)
-        self._addresses = operator.itemgetter(arrays[0], *arrays)  # of two or more it returns a tuple
+        self._arrays = (*(name for name in spec.arrays if name in self._at), "workspace")
+        self._addresses = operator.itemgetter(*map(self._at.__getitem__, self._arrays))
         self._pick = operator.itemgetter(*(self._at[name] for name in needs)) if needs else lambda _: ()
         self._constant: list[int] | None = None
         self._strided = spec.strided
@@ -68,8 +67,8 @@ class RawCall:
 
     def _check_types(self, pointers: Sequence[object]) -> None:
         """Check that each array has an address: an int, or another integer type (TypeError)."""
-        for name, value in zip(self._plan.names, pointers, strict=True):
-            if self._at[name] in self._places and not isinstance(value, (int, np.integer)):
+        for name, value in zip(self._arrays, self._addresses(pointers), strict=True):
+            if not isinstance(value, (int, np.integer)):
                 raise TypeError(f"pointers: {name} is {said(value)}, expected its address, an int")
 
     def _why(self, name: str, given: bool) -> str:

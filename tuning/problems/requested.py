@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from cunorm.core.arrays import dtype_named
-from cunorm.core.errors import TraceError, reason_of
-from cunorm.core.problem import LAYOUTS, Problem
-from cunorm.ops.parse_problem import naming_options, plan_options, refuse_without_shape, typed_options
+from cunorm.core.errors import TraceError, about_file
+from cunorm.core.problem import Problem
+from cunorm.ops.parse_problem import layout_named, naming_options, plan_options, refuse_without_shape, typed_options
 from cunorm.ops.registry import OPS, fault_of, problem_of
 from cunorm.tiling import problem_trace
 
@@ -60,7 +60,7 @@ def _of_trace(asked: argparse.Namespace) -> list[Problem]:
     try:
         found = list(problem_trace.read(asked.from_trace, fault_of))
     except OSError as error:
-        raise ValueError(f"--from-trace: {asked.from_trace}: {reason_of(error)}") from None
+        raise ValueError(f"--from-trace: {about_file(error, asked.from_trace)}") from None
     if not found:
         raise TraceError(f"--from-trace: {asked.from_trace}: contains no problem")
     return found
@@ -68,9 +68,7 @@ def _of_trace(asked: argparse.Namespace) -> list[Problem]:
 
 def _selected(found: list[Problem], asked: argparse.Namespace) -> list[Problem]:
     """The problems of a workload or a trace that OP and --layout select, each once."""
-    layout = None if asked.layout is None else asked.layout.upper()
-    if layout not in (None, *LAYOUTS):
-        raise ValueError(f"--layout: {asked.layout!r}, expected {' or '.join(LAYOUTS)}")
+    layout = layout_named(asked.layout)
     chosen = [one for one in found if asked.op in (None, one.op) and layout in (None, one.layout)]
     if not chosen:
         raise ValueError(f"no problem left: {len(found)} in all, none matches OP and --layout")

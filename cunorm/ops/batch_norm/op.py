@@ -14,6 +14,7 @@ from cunorm.core.arrays import (
     dtype_name,
     epsilon,
     flag,
+    is_array,
     kind_of,
     mask,
     namespace,
@@ -430,7 +431,7 @@ def rank_counts(means: Array, invstds: Array, counts: Any, out: Any) -> Any:
     for the GPU.
     """
     counts = sequence_counts("counts", counts)
-    if not hasattr(counts, "ndim") or isinstance(counts, np.generic):
+    if not is_array(counts):
         raise TypeError(f"counts: {said(counts)}, expected an array or a sequence with one number per rank")
     if not isinstance(counts, np.ndarray):
         return counts

@@ -324,19 +324,20 @@ def test_what_was_not_measured_is_named(speed: ModuleType, tmp_path: Path) -> No
     assert "sdxl-unet" in workloads and "llm," not in workloads and "vision" not in workloads
 
 
-def test_shapes_whose_kernels_have_changed_since_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_whose_kernels_have_changed_since_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     document, strategy = shown(), OPS["layer_norm"].strategies["block"]
+    device = known("H200")
+    document["device"] = json.loads(json.dumps(dataclasses.asdict(device)))
     tile, problems = next(strategy.tiles()), [*map(speed_summary.problem_of, document["results"])]
     digest = sources.kernel_digest(problems[0], strategy, tile)
     entries = {one: table.Entry(one, tile, "measured", digest) for one in problems[:2]}
-    found = table.Table({"name": document["device"]["name"]}, entries=entries)
-    (tmp_path / "t.json").touch()
-    monkeypatch.setattr(speed_summary, "TABLES", tmp_path)
-    monkeypatch.setattr(speed_summary, "read", lambda path: found)
+    monkeypatch.setattr(
+        speed_summary, "packaged", lambda problem, on: [entries[problem]] if problem in entries and on == device else []
+    )
     assert speed_summary.changed([document]) == []
     entries[problems[1]] = table.Entry(problems[1], tile, "measured", "0123456789abcdef")
     assert speed_summary.changed([document]) == ["layer_norm (1 of 2)"]
-    found.device["name"] = "another"
+    document["device"]["name"] = "another"
     assert speed_summary.changed([document]) == []
 
 
