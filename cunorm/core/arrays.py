@@ -111,7 +111,7 @@ def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)
     """The name of a dtype, from its name or its dtype object (TypeError)."""
     try:
         dtype = DTYPES[value] if isinstance(value, str) and value in DTYPES else np.dtype(value)  # type: ignore[call-overload]
-        found = "" if value is None else NAMES.get(dtype, str(dtype))  # numpy.dtype(None) is float64
+        found = "" if value is None else NAMES.get(dtype) or str(dtype)  # numpy.dtype(None) is float64
     except TypeError:
         found = ""
     if found not in allowed:

@@ -411,9 +411,10 @@ def check_counts(name: str, counts: Array) -> None:
 
 def count_dtype(name: str, counts: Array) -> str:
     """Return the name of the counts' dtype (TypeError)."""
-    if str(counts.dtype) not in COUNTS:
+    found = next((one for one in COUNTS if counts.dtype == one), None)
+    if found is None:
         raise TypeError(f"{name}: dtype {counts.dtype}, expected {' or '.join(COUNTS)}")
-    return str(counts.dtype)
+    return found
 
 
 def momentum_number(value: object) -> float:
