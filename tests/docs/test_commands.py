@@ -31,7 +31,7 @@ SHELL = ("bash", "sh")
 # ---- blocks of the shell --------------------------------------------------------------------------------------------
 
 #: Blocks of the README that CI runs itself, by name. `test_ci_takes_its_commands_from_the_readme` checks that.
-BY_CI = {"test": "pytest -n auto", "torch test": "tests/torch tests/distributed tests/docs"}
+BY_CI = {"test": "pytest -n auto", "torch test": "tests/torch tests/reference tests/distributed tests/docs"}
 #: Words of a block that takes long -> the reason.
 LONG = {
     "cunorm demo": "trains a network for half a minute",
