@@ -66,8 +66,8 @@ struct KeptSweep : sweep_t {
         }
     }
 
-    // Stores element(slot, values) in `to` for the elements of the thread's packs, as sweep_write does. The packs are in
-    // shared memory if `kept`; else they are read again.
+    // Stores pack_elements of the thread's packs in `to`, as sweep_write does. The packs are in shared memory if `kept`;
+    // else they are read again.
     template <typename T, typename Element>
     __device__ __forceinline__ void write(bool kept, const data_t* const (&from)[tensors], T* to,
                                           Element element) const {
@@ -81,18 +81,8 @@ struct KeptSweep : sweep_t {
             for (int t = 0; t < tensors; ++t) {
                 packs[t] = pack(t, step);
             }
-            acc_t results[pack_size];
-#pragma unroll
-            for (int i = 0; i < pack_size; ++i) {
-                acc_t values[tensors];
-#pragma unroll
-                for (int t = 0; t < tensors; ++t) {
-                    values[t] = widen(packs[t].get(i));
-                }
-                results[i] = element(i, values);
-            }
             const PackSpan where = span_of(step);
-            store_pack(to + where.row, where.first, where.length, narrow_pack<T>(results));
+            store_pack(to + where.row, where.first, where.length, pack_elements<T>(packs, element));
         }
     }
 };

@@ -380,8 +380,24 @@ __device__ __forceinline__ void sweep_packs(const Path& sweep, const data_t* con
     }
 }
 
-// Stores element(slot, values) in `to` for the elements of the thread's packs, where values[t] is the element of tensor
-// t. The thread that has read an element stores it afterwards: `to` may be one of the tensors.
+// element(slot, values) for every element of a pack, in the dtype T, where values[t] is the element of packs[t].
+template <typename T, int tensors, typename Element>
+__device__ __forceinline__ Outputs<T> pack_elements(const Pack<data_t> (&packs)[tensors], Element element) {
+    acc_t results[pack_size];
+#pragma unroll
+    for (int i = 0; i < pack_size; ++i) {
+        acc_t values[tensors];
+#pragma unroll
+        for (int t = 0; t < tensors; ++t) {
+            values[t] = widen(packs[t].get(i));
+        }
+        results[i] = element(sweep_t::slot(i), values);
+    }
+    return narrow_pack<T>(results);
+}
+
+// Stores pack_elements of the thread's packs in `to`. The thread that has read an element stores it afterwards: `to` may
+// be one of the tensors.
 template <int tensors, typename T, typename Element>
 __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* const (&from)[tensors], T* to,
                                             Element element) {
@@ -393,17 +409,12 @@ __device__ __forceinline__ void sweep_write(const sweep_t& sweep, const data_t* 
             if (k >= batch.live) {
                 continue;
             }
-            acc_t results[pack_size];
+            Pack<data_t> packs[tensors];
 #pragma unroll
-            for (int i = 0; i < pack_size; ++i) {
-                acc_t values[tensors];
-#pragma unroll
-                for (int t = 0; t < tensors; ++t) {
-                    values[t] = widen(batch.packs[t][k].get(i));
-                }
-                results[i] = element(sweep_t::slot(i), values);
+            for (int t = 0; t < tensors; ++t) {
+                packs[t] = batch.packs[t][k];
             }
-            store_at(to, batch.spans[k], narrow_pack<T>(results));
+            store_at(to, batch.spans[k], pack_elements<T>(packs, element));
         }
     });
 }
