@@ -65,9 +65,23 @@ __device__ __forceinline__ T block_fold(T value, T* scratch, Fold fold) {
     return warp == 0 ? fold(lane < block_warps ? scratch[lane] : T{}) : value;
 }
 
-// Sum over each run of `warps` consecutive warps of the block, returned to all their threads. The order of the warps is
-// the same for all threads: every thread adds the same values by the same butterfly. `scratch` is in shared memory,
-// block_warps long. A barrier must separate two calls with the same scratch.
+// Most warps whose sums every thread reads and adds. The sums of more warps are read by one lane each and added by a
+// butterfly, which waits for a shuffle in every step but needs fewer instructions.
+constexpr int most_read_sums = 4;
+
+// Sum of `count` values (a power of two), `step` apart. It adds them in the order of a butterfly.
+template <int count, int step = 1, typename T>
+__device__ __forceinline__ T sum_by_halves(T* values) {
+    if constexpr (count == 1) {
+        return values[0];
+    } else {
+        return sum_by_halves<count / 2, 2 * step>(values) + sum_by_halves<count / 2, 2 * step>(values + step);
+    }
+}
+
+// Sum over each run of `warps` consecutive warps of the block, returned to all their threads. All threads add the same
+// values in the same order. `scratch` is in shared memory, block_warps long. A barrier must separate two calls with the
+// same scratch.
 template <int warps = block_warps, typename T>
 __device__ __forceinline__ T block_sum(T value, T* scratch) {
     static_assert(block_warps % warps == 0, "equal runs");
@@ -77,7 +91,12 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
         scratch[warp] = value;
     }
     __syncthreads();
-    return warp_sum(lane < warps ? scratch[warp / warps * warps + lane] : T{});
+    T* const run = scratch + warp / warps * warps;
+    if constexpr (warps <= most_read_sums && (warps & (warps - 1)) == 0) {
+        return sum_by_halves<warps>(run);
+    } else {
+        return warp_sum(lane < warps ? run[lane] : T{});
+    }
 }
 
 // Folds partials[row][part][column], in shared memory, over its parts into part 0, by halves. Thread (part, column)

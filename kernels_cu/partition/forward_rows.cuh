@@ -7,7 +7,8 @@
 //
 // A team processes every `teams`-th row, so that the parameters and sums of its columns stay in registers from row to
 // row. If Tile::reads_ahead, the next row is loaded while the current one is processed. The teams of a block load the
-// parameters of their columns once.
+// parameters of their columns once. If Tile::single_row, every team of a forward has one row and the loops end after it:
+// the first load then waits for fewer instructions, and fewer registers are used.
 //
 // GroupNorm with HxW = 1 uses the same code: it has N * groups rows of the channels of one group each, and row `row`
 // has the parameters of group `row % groups`. `teams` is then a multiple of `groups`, so that all rows of a team belong
@@ -173,9 +174,10 @@ struct NormalisedRows {
         Pack<gamma_t>* const shared_gamma = shared_parameter<grouped>(gamma, first_row, offset);
         Pack<beta_t>* const shared_beta = shared_parameter<grouped>(beta, first_row, offset);
         const long long first_item = blockIdx.x / blocks;
-        for (long long item = first_item; item < teams / team.count; item += gridDim.x / blocks) {
+        for (long long item = first_item; Tile::single_row || item < teams / team.count; item += gridDim.x / blocks) {
             const long long own = item * team.count + team.index();
-            Run<lanes, blocks> run(x, own, length, own < rows, rows_may_shift(rows, teams, length));
+            const bool live = (Tile::single_row && team.count == 1) || own < rows;
+            Run<lanes, blocks> run(x, own, length, live, rows_may_shift(rows, teams, length));
             RowOfX<Norm, lanes, blocks> held, next;
             held.load_from(x, residual, run);
             if (teams_share<lanes, blocks, grouped> && item == first_item) {  // while the first row is on its way
@@ -187,7 +189,7 @@ struct NormalisedRows {
             RowParameters<gamma_t, lanes, blocks, grouped> scales(gamma, group, shared_gamma, acc_t(1), run);
             RowParameters<beta_t, lanes, blocks, grouped> offsets(beta, group, shared_beta, acc_t(0), run);
 #pragma unroll 1
-            for (long long first = 0; first < rows; first += teams) {
+            for (long long first = 0; Tile::single_row || first < rows; first += teams) {
                 const long long row = first + own;
                 run.recompute();
                 scales.narrow_again();
@@ -204,12 +206,18 @@ struct NormalisedRows {
                 if (run.live) {
                     store_row(team, run, held.x, found, row, scales, offsets);
                 }
+                if (Tile::single_row) {
+                    break;
+                }
                 run = run_behind;
                 if (Tile::reads_ahead) {
                     held = next;
                 } else {
                     held.load_from(x, residual, run);
                 }
+            }
+            if (Tile::single_row) {
+                break;
             }
         }
         team.leave();

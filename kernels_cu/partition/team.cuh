@@ -243,10 +243,18 @@ struct Run {
     }
 };
 
+// Between two passes over the packs of a lane. Few packs stay widened in registers: each pass but the first saves a
+// conversion per element. Many packs stay in their storage type, which needs half as many registers.
+constexpr int most_widened_packs = 2;
+__device__ __forceinline__ void between_passes(Pack<data_t> (&held)[Tile::packs_per_thread]) {
+    if (Tile::packs_per_thread > most_widened_packs) {
+        make_opaque(held);
+    }
+}
+
 // Mean and rstd of a run that its team holds in registers. The first sum is relative to one element of the run: `read`
 // for teams of several warps (Run::centre), an element in registers for the others. The corrected second pass follows.
-// `length` is the length of every run of this kind, also of an empty one. Between the passes, the packs stay in their
-// storage type.
+// `length` is the length of every run of this kind, also of an empty one.
 template <int lanes, int blocks>
 __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, const Run<lanes, blocks>& run,
                                                      data_t read, Pack<data_t> (&held)[Tile::packs_per_thread],
@@ -258,14 +266,14 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks>& team, 
         sums = sums + with_square(deviations(held[k], shift, run.inside(k)).first);
     }
     const acc_t centre = second_centre(shift, team.sum(sums), acc_t(1) / acc_t(length), pack_size);
-    make_opaque(held);
+    between_passes(held);
     sums = Pair{};
 #pragma unroll
     for (int k = 0; k < Tile::packs_per_thread; ++k) {
         sums = sums + deviations(held[k], centre, run.inside(k));
     }
     sums = team.sum(sums);
-    make_opaque(held);
+    between_passes(held);
     return corrected_statistics(centre, sums, acc_t(length), eps);
 }
 
@@ -275,7 +283,7 @@ __device__ __forceinline__ Statistics run_statistics(Team<lanes, blocks, Single>
                                                      Pack<data_t> (&held)[Tile::packs_per_thread], int length,
                                                      acc_t eps) {
     const acc_t squares = team.sum(sums_of_squares(held)).second;
-    make_opaque(held);
+    between_passes(held);
     return Statistics{acc_t(0), reciprocal_deviation(squares / acc_t(length), eps)};
 }
 

@@ -303,7 +303,7 @@ SURVIVORS: dict[Key, str] = {
      "guard", 0): ALWAYS_SHIFTS,
     ("partition/forward_rows.cuh", "return teams >= rows || teams * length % pack_size == 0;",
      "guard", 1): ALWAYS_SHIFTS,
-    ("partition/forward_rows.cuh", "for (long long first = 0; first < rows; first += teams) {",
+    ("partition/forward_rows.cuh", "for (long long first = 0; Tile::single_row || first < rows; first += teams) {",
      "guard", 0): EMPTY_ROUND,
     ("partition/forward_rows.cuh", "if (team.lane() == 0 && team.rank() == 0) {",
      "owner", 0): SAME_STATISTICS,

@@ -11,13 +11,14 @@ from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 
-from .limits import RESIDENT_REGISTERS, SECTOR_PACKS, WARP, round_up
+from .limits import RESIDENT_REGISTERS, SECTOR_PACKS, WARP, blocks_for, round_up
 
 ACCESS_BYTES = 16
 # Of a multiprocessor, on every architecture of the compile gate.
 REGISTERS, MOST_THREADS, PARTITIONS = 65536, 1536, 4
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
+MOST_PACKS_ALONE = 8  # of a kernel without a loop over rows
 MOST_STAGES = 4  # that are legal; the search space has fewer
 #: Registers for the second half of the outputs of a pack, if y is wider than x.
 WIDE_Y_REGISTERS = 16
@@ -129,6 +130,16 @@ class WarpRows(Tiling):
         return int(fields.get("rows_per_team", fields.get("samples_per_team", 1)))
 
     @lazy
+    def single_row(self) -> bool:
+        """Whether a forward's kernel has no loop over rows: every team has one row, and the grid has all teams.
+
+        With many packs per thread the loop costs little, and without it the compiler spills.
+        """
+        blocks = self.problem.N * self.slices  # at most
+        alone = self.rows_of_team == 1 and blocks_for(blocks) == blocks
+        return alone and not self.problem.is_backward and self.tile.packs_per_thread <= MOST_PACKS_ALONE
+
+    @lazy
     def shares_parameters(self) -> bool:
         """Whether the teams of a block read the parameters from shared memory."""
         return False
@@ -161,6 +172,7 @@ class WarpRows(Tiling):
             "most_parameter_bytes": self.most_parameter_bytes,
             "resident_blocks": self.resident_blocks,
             "addend": len(self.problem.extras),
+            "single_row": int(self.single_row),
         }
         if not self.problem.is_backward:
             return found
