@@ -6,8 +6,8 @@
 # Part 1 asks whether the kernels are right. It runs the tests that need a GPU, among them the battery of hostile
 # problems with generic and with specialised kernels. At the same time compute-sanitizer, if there is one, runs a case of
 # every kernel under memcheck, racecheck and synccheck.
-# Part 2 asks how fast they are. It measures the host time of a call and the cost model's best tiles. Then, for each
-# workload in turn, it tunes (the table is written to tuning/tables/) and runs `cunorm bench` (the result is written to
+# Part 2 asks how fast they are. It measures the host time of a call, and tiles: of the entries of the GPU's table whose
+# kernels have changed since; without a table, the cost model's best. Then, for each workload in turn, it tunes (the table is written to tuning/tables/) and runs `cunorm bench` (the result is written to
 # benchmarks/results/). At the end it writes docs/speed/measured*.md from the results, for which it reserves some seconds.
 #
 # Without --part, both parts run. Each part has M minutes (9 by default). At the end, the script names the steps that had
@@ -145,8 +145,11 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
     step "draw" python benchmarks/measure_tiles.py draw --workloads mlp --problems 1 --out "$results/tiles.jsonl"
   else
     step "host cost" python benchmarks/host_overhead_gpu.py --json "$results/host_overhead_gpu-$device-$date.json"
-    step "draw" python benchmarks/measure_tiles.py draw --workloads "quick,llm,sd15-unet,resnet50-bn,vae" --problems 150 --out "$logs/tiles.jsonl"
-    step "measure tiles" python benchmarks/measure_tiles.py run "$logs/tiles.jsonl" --seconds 90 --out "$results/measured_tiles-$device-$date.jsonl"
+    local drawn=(--problems 150)
+    [ -f "tuning/tables/$device.json" ] && drawn=(--stale "tuning/tables/$device.json")
+    step "draw" python benchmarks/measure_tiles.py draw "${drawn[@]}" --out "$logs/tiles.jsonl"
+    step "measure tiles" python benchmarks/measure_tiles.py run "$logs/tiles.jsonl" --seconds 120 --out "$results/measured_tiles-$device-$date.jsonl"
+    step "table" python benchmarks/measure_tiles.py table "$results/measured_tiles-$device"-*.jsonl --table "$table"
   fi
   deadline=$((until - page_seconds))
   for workload in $workloads; do

@@ -4,10 +4,12 @@ Examples::
 
     python benchmarks/measure_tiles.py draw --device H100 --out tiles.jsonl    # which tiles; needs no GPU
     python benchmarks/measure_tiles.py run tiles.jsonl --out measured.jsonl    # their times; needs a GPU
+    python benchmarks/measure_tiles.py draw --stale TABLE --out tiles.jsonl    # where kernels have changed since
 
 ``draw`` ranks all tiles of the workloads' problems. It keeps the default, the next best tiles, and the best tile of
 each other strategy that is predicted to be nearly as fast; with ``--drawn`` also some tiles at random, which are
-predicted to take up to twice as long. ``run`` measures all tiles of a problem in rounds, in random order, with the
+predicted to take up to twice as long. With ``--stale`` the problems are those of a table whose kernels have changed
+since, and the table's tile is kept too. ``run`` measures all tiles of a problem in rounds, in random order, with the
 clock of the tuner, and appends a line per problem: the times in microseconds (median and quartiles), the predicted
 times, and how far the results of a tile are from those of the first one. It runs specialised kernels alone.
 Interrupted, it leaves whole lines. ``table`` writes the fastest tiles to a tiling table.
@@ -43,7 +45,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.jit import sources
-from cunorm.ops.registry import OPS
+from cunorm.ops.registry import OPS, is_stale
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling import costmodel, table
@@ -130,18 +132,34 @@ def tiles_of(problem: Problem, device: Device, drawn: int, draw: random.Random) 
     return [*found, *draw.sample(possible, min(drawn, len(possible)))]
 
 
+def problems_to_draw(asked: argparse.Namespace) -> dict[Problem, Tile | None]:
+    """The problems, each with the tile of --stale's table. Of workloads, those of the first one come first."""
+    if asked.stale is not None:
+        return {one.problem: one.tile for one in table.read(asked.stale).entries.values() if is_stale(one)}
+    wanted = asked.workloads.split(",")
+    found = {one.canonical(): name for name, one in problems(asked.dtype) if name in wanted}
+    return dict.fromkeys(sorted(found, key=lambda one: wanted.index(found[one])))
+
+
 def draw(asked: argparse.Namespace) -> None:
     """Write the problems and their tiles."""
-    device, wanted = KNOWN[asked.device], asked.workloads.split(",")
-    found = {one.canonical(): name for name, one in problems(asked.dtype) if name in wanted}
-    ordered = sorted(found, key=lambda one: wanted.index(found[one]))
+    device, found = KNOWN[asked.device], problems_to_draw(asked)
+    ordered = [*found]
     if asked.problems is not None and asked.problems < len(ordered):
         random.Random(asked.seed).shuffle(ordered)
         ordered = ordered[: asked.problems]
     with asked.out.open("w", encoding="utf-8") as out:
         for problem in tqdm(ordered, unit="problem"):
             tiles = tiles_of(problem, device, asked.drawn, random.Random(f"{asked.seed} {problem}"))
+            kept = found[problem]
+            if kept is not None and kept not in tiles and _legal(problem, kept, device):
+                tiles.append(kept)
             out.write(line_of(problem, tiles=[raw_of(tile) for tile in tiles]) + "\n")
+
+
+def _legal(problem: Problem, tile: Tile, device: Device) -> bool:
+    strategy = OPS[problem.op].strategies.get(tile.strategy)
+    return strategy is not None and strategy.refuses(problem, tile, device) is None
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------
@@ -359,6 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = commands.add_parser("draw", help="choose the tiles to measure; needs no GPU")
     one.add_argument("--device", choices=KNOWN, default="H100", help="the GPU whose limits and predictions count")
     one.add_argument("--workloads", default="quick,llm,sd15-unet,resnet50-bn,vae", metavar="NAMES")
+    one.add_argument("--stale", type=Path, metavar="TABLE", help="instead of workloads: a table's stale entries")
     one.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     one.add_argument("--problems", type=int, metavar="N", help="problems to draw; default: all")
     one.add_argument("--drawn", type=int, default=0, metavar="N", help="further tiles of a problem, at random")

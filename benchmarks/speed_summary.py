@@ -15,8 +15,8 @@ from cunorm.tuning.problems.workloads import WORKLOADS
 
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.ops.registry import OPS
-from cunorm.tiling.choose_tile import is_stale, tables
+from cunorm.ops.registry import OPS, is_stale
+from cunorm.tiling.choose_tile import tables
 from cunorm.tiling.table import Entry, place_of
 from docs.drawings.themes import save
 
@@ -246,7 +246,7 @@ def changed(documents: Documents) -> list[str]:
             continue
         for problem in map(problem_of, document["results"]):
             for entry in packaged(problem, device):
-                stale.setdefault(problem.op, {})[problem] = is_stale(entry, OPS[problem.op].strategies)
+                stale.setdefault(problem.op, {})[problem] = is_stale(entry)
     return [f"{op} ({sum(found.values())} of {len(found)})" for op, found in stale.items() if any(found.values())]
 
 

@@ -19,17 +19,17 @@ from cunorm.core.errors import CompileError, TableError, TraceError, about_file
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
 from cunorm.tiling import choose_tile, table_file
-from cunorm.tiling.table import MEASURED, SIMULATED, Entry
+from cunorm.tiling.table import MEASURED, SIMULATED, WORDS, Entry
 
 from .measure import simulate
 from .measure.clock import GraphClock
 from .measure.result import TuningResult
 from .measure.session import Spec
 from .measure.simulate import NoSimulatorError
-from .problems.requested import problems_of
+from .problems.requested import check_source, problems_of, stale_problems
 from .progress import Progress
 from .search.storage import StorageError, journal, storage_of, without_secrets
-from .tuner import Options, check_table, tune
+from .tuner import EVIDENCE, Options, check_table, tune
 
 MOST_WORKERS = 256  # each worker is a process
 OK, UNTUNED, USAGE, NO_EVALUATOR, INTERRUPTED = 0, 1, 2, 3, 130
@@ -194,14 +194,24 @@ def _failed(results: list[TuningResult]) -> Iterator[str]:
 def run(asked: argparse.Namespace) -> int:
     """Run the command with its parsed arguments; return the exit code."""
     try:
-        todo, report = problems_of(asked), _report_folder(asked)
+        check_source(asked)
+        listed = [] if asked.stale else problems_of(asked)
+        report = _report_folder(asked)
         options = _options(asked)
+        source = EVIDENCE[options.evaluator]
+        todo, left = stale_problems(asked, options.device, source) if asked.stale else (listed, 0)
     except (NoGpuError, NoSimulatorError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return NO_EVALUATOR
     except (CompileError, OSError, TableError, TraceError, TypeError, ValueError) as error:
         print(f"cunorm tune: {error}", file=sys.stderr)
         return USAGE
+    if left:
+        said = f"stale entries with better evidence than a new one ({WORDS[source]}), left as they are: {left}"
+        print(f"cunorm tune: {said}", file=sys.stderr)
+    if not todo and not asked.json:
+        print(f"nothing to tune: no {'other ' if left else ''}entry is stale in {asked.table or 'the tables'}")
+        return OK
     progress = Progress(options, len(todo), quiet=asked.json)
     try:
         results, entries, interrupted = tune(todo, options, progress)

@@ -127,13 +127,19 @@ def _tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             "  cunorm tune group_norm_backward --shape 2,320,64x64,32 --dtype bfloat16 --table tiles.json\n"
             "  cunorm tune layer_norm --shape 4096,768 --evaluator simulate --device H100 --table tiles.json\n"
             "  cunorm tune --workload sd15-unet --dtype float16 --seconds 60 --report report\n"
-            "  CUNORM_TRACE=run.trace python train.py && cunorm tune --from-trace run.trace"
+            "  CUNORM_TRACE=run.trace python train.py && cunorm tune --from-trace run.trace\n"
+            "  cunorm tune --stale    (after an update of cunorm)"
         ),
         formatter_class=_RAW,
     )
     tune.set_defaults(run="cunorm.tuning.command:run")
     add_problem(tune)
     add_lists(tune)
+    tune.add_argument(
+        "--stale",
+        action="store_true",
+        help="the problems whose kernels have changed since they were tuned, of --table or of the device's tables",
+    )
     tune.add_argument(
         "--device", help=f"the GPU to tune for; a GPU that is absent can be modelled or simulated: {_DEVICES}"
     )

@@ -11,16 +11,11 @@ from cunorm.core.devices import Device, known
 from cunorm.core.errors import TableError, about_file
 from cunorm.core.terminal import columns
 from cunorm.ops.parse_problem import refuse_without_shape
-from cunorm.ops.registry import OPS, place_named
+from cunorm.ops.registry import OPS, is_stale, place_named
 from cunorm.tiling import choose_tile, table
 from cunorm.tiling.table import MEASURED, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
 
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "text", "state")
-
-
-def _stale(entry: Entry) -> bool:
-    op = OPS.get(entry.problem.op)
-    return op is None or choose_tile.is_stale(entry, op.strategies)
 
 
 def _legal(entry: Entry, device: Device) -> bool:
@@ -35,7 +30,7 @@ def _state(entry: Entry, device: Device) -> str:
     words += ["no tile beat the default"] if entry.facts.get("default") is True else []
     if not _legal(entry, device):
         words.append("not legal on this device, never used")
-    elif _stale(entry):
+    elif is_stale(entry):
         words.append("STALE: its kernels have changed since it was written")
     return "; ".join(words)
 
@@ -77,7 +72,7 @@ def _document(device: Device) -> dict[str, Any]:
     found = []
     for path, read in choose_tile.tables(device):
         entries = [
-            raw_of(entry) | {"text": entry.text, "stale": _stale(entry), "legal": _legal(entry, device)}
+            raw_of(entry) | {"text": entry.text, "stale": is_stale(entry), "legal": _legal(entry, device)}
             for entry in sorted(read.table.entries.values(), key=order_of)
         ]
         found.append({"path": str(path), "entries": entries})
@@ -99,7 +94,7 @@ def run(asked: argparse.Namespace) -> int:
 def merge(asked: argparse.Namespace) -> int:
     """Run ``cunorm merge``; return the exit code."""
     try:
-        made, count = table.merge_files(asked.tables, asked.output, _stale)
+        made, count = table.merge_files(asked.tables, asked.output, is_stale)
     except (OSError, TableError) as error:
         print(f"cunorm merge: {about_file(error)}", file=sys.stderr)
         return 2

@@ -26,7 +26,8 @@ from cunorm.ops.rms_norm.op import RMS_NORM, RMS_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
 from cunorm.runtime.op import Op, Request, plan_of, requested
 from cunorm.runtime.plans import Plan, Target
-from cunorm.tiling.table import shown
+from cunorm.tiling import choose_tile
+from cunorm.tiling.table import Entry, shown
 
 #: Every op by function name. This is the dict `cunorm.core.opspec.OPS` itself; the loop below fills it.
 OPS: dict[str, Op] = cast(dict[str, Op], opspec.OPS)
@@ -269,6 +270,12 @@ def plan(
     made, request = _asked(op, shape, dtype, asked)
     planned = plan_of(made, request, place_named(device), None if tile is None else Tile.of(tile))
     return replace(planned, counter=_counted)
+
+
+def is_stale(entry: Entry) -> bool:
+    """Whether the kernels of a table's entry have changed since it was tuned, or no longer exist."""
+    op = OPS.get(entry.problem.op)
+    return op is None or choose_tile.is_stale(entry, op.strategies)
 
 
 def problem_of(op: str, *, shape: Sequence[int], dtype: object, **options: Any) -> Problem:

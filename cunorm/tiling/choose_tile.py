@@ -244,7 +244,7 @@ def state(entry: Entry, strategies: Mapping[str, Strategy], device: Device) -> s
     if entry.facts.get("default") is True:
         text += "; no tile beat the default"
     if is_stale(entry, strategies):
-        text += "; stale: its kernels have changed since it was tuned; run cunorm tune again"
+        text += "; stale: its kernels have changed since it was tuned; run cunorm tune --stale"
     return text
 
 

@@ -52,6 +52,25 @@ def test_drawn_tiles_depend_on_the_seed_alone(script: ModuleType, tmp_path: Path
     assert first == second != other
 
 
+def test_stale_entries_are_drawn_with_their_tile(script: ModuleType, tmp_path: Path) -> None:
+    """Of three entries one is fresh, and the tile of another is not legal."""
+    found = drawn(script, tmp_path)[:3]
+    worst = [
+        costmodel.ranked(problem, OPS[problem.op].strategies.values(), H100)[-1].tile for problem, _ in found
+    ]  # which is not drawn otherwise
+    large = Tile.of({**worst[2].as_dict(), "strategy": worst[2].strategy, "threads": 2048})
+    entries = [
+        table.Entry(problem, tile, table.MODEL, kernel, {"predicted_us": 1.0})
+        for (problem, _), tile, kernel in zip(
+            found, [*worst[:2], large], ["0" * 16, script.digest(found[1][0], worst[1]), "0" * 16], strict=True
+        )
+    ]
+    path = tmp_path / "t.json"
+    table.update(path, H100, {}, entries)
+    again = dict(drawn(script, tmp_path, "--stale", str(path)))
+    assert again == {found[0][0]: [*found[0][1], worst[0]], found[2][0]: found[2][1]}
+
+
 def measured(
     script: ModuleType, folder: Path, times: list[float], off: list[float]
 ) -> tuple[Path, Problem, list[Tile]]:

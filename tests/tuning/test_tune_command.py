@@ -12,6 +12,7 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from cunorm.tuning.problems import workloads
 import cunorm
 from cunorm.cli.main import main
 from cunorm.core.devices import KNOWN
-from cunorm.tiling import table
+from cunorm.tiling import choose_tile, table
 from cunorm.tiling.table import MEASURED, Entry
 
 OP = "group_norm_backward"
@@ -355,7 +356,7 @@ def test_a_table_that_cannot_be_written_is_an_error_before_tuning(
 # ---- wrong arguments ------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "nothing": (("tune",), 2, "--shape, --workload or --from-trace: received none, expected exactly one"),
+    "nothing": (("tune",), 2, "--shape, --workload, --from-trace or --stale: received none, expected exactly one"),
     "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "received --shape and --workload, expected"),
     "no op": (("tune", "--shape", "2,8,9,2"), 2, "OP: missing"),
     "an unknown op": (("tune", "groupnorm", "--shape", "2,8,9,2"), 2, "op: 'groupnorm', expected"),
@@ -527,3 +528,94 @@ def test_merge_drops_duplicate_entries(capsys: Any, tmp_path: Path) -> None:
     (shown,) = json.loads(out)["tables"]
     assert [one["group"] for one in shown["entries"]] == [2, 4]
     assert all(one["legal"] and not one["stale"] for one in shown["entries"])
+
+
+# ---- --stale --------------------------------------------------------------------------------------------------------
+
+
+def changed(path: Path, op: str, **facts: Any) -> None:
+    """Write another digest, and facts, into the entry of an op: as if its kernels had changed since."""
+    document = json.loads(path.read_text())
+    for one in document["entries"]:
+        if one["op"] == op:
+            one |= {"kernel": "0" * 16, **facts}
+    path.write_text(json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The text of a table with a modelled entry of two ops."""
+    folder = tmp_path_factory.mktemp("two")
+    with mock.patch.object(command, "STUDIES", folder / "studies"):
+        for problem in (("group_norm", "--shape", "2,8,64,2"), ("layer_norm", "--shape", "8,64")):
+            assert main(["tune", *problem, "--trials", "1", "--table", str(folder / "t.json")]) == 0
+    return (folder / "t.json").read_text()
+
+
+@pytest.fixture
+def two(of_two: str, tmp_path: Path) -> Path:
+    """A table with a modelled entry of two ops."""
+    path = tmp_path / "t.json"
+    path.write_text(of_two)
+    return path
+
+
+def test_stale_entries_alone_are_tuned_again(capsys: Any, two: Path) -> None:
+    before = two.read_text()
+    changed(two, "layer_norm")
+    code, _, err = run(capsys, "tune", "--stale", "--table", str(two), "--trials", "1")
+    assert code == 0
+    assert re.findall(r"\[1/1\] (\w+)", err) == ["layer_norm"]
+    found = {entry.problem.op: entry.kernel for entry in table.read(two).entries.values()}
+    assert found == {one["op"]: one["kernel"] for one in json.loads(before)["entries"]}
+    assert json.loads(run(capsys, "tune", "--stale", "--table", str(two), "--json")[1])["results"] == []
+    assert run(capsys, "tune", "--stale", "--table", str(two))[1] == f"nothing to tune: no entry is stale in {two}\n"
+
+
+def test_stale_entries_of_the_tables_that_calls_read(
+    capsys: Any, two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a problem in several tables, the first entry counts: a stale one behind a fresh one is not tuned."""
+    changed(two, "layer_norm")
+    changed(two, "group_norm")
+    monkeypatch.setattr(choose_tile, "user_table", lambda _: two)
+    monkeypatch.setenv("CUNORM_TILING_TABLE", str(tmp_path / "named.json"))
+    assert run(capsys, "tune", "group_norm", "--shape", "2,8,64,2", "--trials", "1")[0] == 0
+    code, _, err = run(capsys, "tune", "--stale", "--trials", "1")
+    assert (code, re.findall(r"\[1/1\] (\w+)", err)) == (0, ["layer_norm"])
+    assert run(capsys, "tune", "--stale", "group_norm")[0] == 0
+
+
+def test_a_stale_entry_with_better_evidence_is_left(capsys: Any, two: Path) -> None:
+    changed(two, "layer_norm", source="measured", time_us=3.0)
+    changed(two, "group_norm")
+    before = two.read_text()
+    code, out, err = run(capsys, "tune", "layer_norm", "--stale", "--table", str(two))
+    assert (code, two.read_text()) == (0, before)
+    assert out == f"nothing to tune: no other entry is stale in {two}\n"
+    assert "better evidence than a new one (modelled, not measured), left as they are: 1" in err
+    code, _, err = run(capsys, "tune", "--stale", "--table", str(two), "--trials", "1")
+    assert (code, re.findall(r"\[1/1\] (\w+)", err)) == (0, ["group_norm"])
+    assert "left as they are: 1" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--stale", "--shape", "8,64"), "--shape, --workload, --from-trace or --stale: received --shape and --stale"),
+        (("--stale", "--workload", "quick"), "received --workload and --stale, expected exactly one"),
+        (("--stale", "--dtype", "float16"), "--dtype: not valid with --stale"),
+        (("--stale", "--outputs", "dx"), "--outputs: only valid with --shape"),
+        (("--stale", "batch_norm"), "op: 'batch_norm', expected batch_norm_stats"),
+        (("--stale", "--table", "none.json"), "--table: none.json: no such file"),
+        (("--stale", "rms_norm"), "no problem left: 1 in all, none matches OP and --layout"),
+    ],
+)
+def test_wrong_arguments_of_stale(
+    capsys: Any, two: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    changed(two, "layer_norm")
+    monkeypatch.setenv("CUNORM_TILING_TABLE", str(two))
+    code, _, err = run(capsys, "tune", *arguments)
+    assert code == 2
+    assert said in err
