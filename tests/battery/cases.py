@@ -14,7 +14,7 @@ from tests.battery.batch_norm import batch_norm_cases, gather_cases
 from tests.battery.case import Case
 from tests.battery.group_norm import group_norm_cases
 from tests.battery.instance_norm import instance_norm_cases
-from tests.battery.layer_norm import layer_norm_cases
+from tests.battery.layer_norm import layer_norm_cases, single_row_cases
 from tests.battery.rms_norm import added_cases, rms_norm_cases
 from tests.battery.wide_y import wide_cases
 
@@ -25,6 +25,7 @@ CASES: tuple[Case, ...] = (
     *instance_norm_cases("instance_norm_backward"),
     *layer_norm_cases("layer_norm"),
     *layer_norm_cases("layer_norm_backward"),
+    *single_row_cases("layer_norm"),
     *added_cases("layer_norm"),
     *added_cases("layer_norm_backward"),
     *rms_norm_cases("rms_norm"),

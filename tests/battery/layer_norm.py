@@ -43,6 +43,8 @@ OF_MANY_PACKS = (
     "every alignment", "each array misaligned differently", "two blocks for all", "in place", "no parameters",
     "16 bits",
 )  # fmt: skip
+#: Cases of LAYER whose teams have one row each, so that the kernel has no loop.
+OF_SINGLE_ROWS = ("whole packs", "every alignment", "each array misaligned differently", "in place", "16 bits")
 #: Problems for blocks of several teams.
 OF_TEAMS = (
     "one element", "rows of one element", "every alignment", "each array misaligned differently", "two blocks for all",
@@ -168,6 +170,18 @@ def _staged_cases(op: str, **rows: int) -> Iterator[Case]:
     yield from made(
         op, "block", of_teams, threads=128, packs_per_thread=1, cluster=1, stages=2, teams_per_block=2, **rows
     )
+
+
+def single_row_cases(op: str) -> Iterator[Case]:
+    """Forwards whose teams have one row each: of three warps, of two warps beside another team, of a part of a warp."""
+
+    def named(label: str) -> Named:
+        return {f"{label}: {name}": LAYER[name] | {"rows_per_team": 1} for name in OF_SINGLE_ROWS}
+
+    same = {"packs_per_thread": 2, "rows_per_team": 1}
+    yield from made(op, "block", named("a row of three warps"), threads=96, teams_per_block=1, **same)
+    yield from made(op, "block", named("two rows per block"), threads=128, teams_per_block=2, **same)
+    yield from made(op, "warp", named("a row per team"), threads=64, lanes=8, **same)
 
 
 def layer_norm_cases(op: str) -> Iterator[Case]:
