@@ -7,8 +7,9 @@
 # problems with generic and with specialised kernels. At the same time compute-sanitizer, if there is one, runs a case of
 # every kernel under memcheck, racecheck and synccheck.
 # Part 2 asks how fast they are. It measures the host time of a call, and tiles: of the entries of the GPU's table whose
-# kernels have changed since; without a table, the cost model's best. Then, for each workload in turn, it tunes (the table is written to tuning/tables/) and runs `cunorm bench` (the result is written to
-# benchmarks/results/). At the end it writes docs/speed/measured*.md from the results, for which it reserves some seconds.
+# kernels have changed since; without a table, the cost model's best. Then, for each workload in turn, it tunes (the table
+# is written to tuning/tables/) and runs `cunorm bench` (the result is written to benchmarks/results/). At the end it
+# writes docs/speed/measured*.md from the results, for which it reserves some seconds.
 #
 # Without --part, both parts run. Each part has M minutes (9 by default). At the end, the script names the steps that had
 # no time left and those that failed; if there are any, the exit code is 1. For the steps that are left, run the script

@@ -45,7 +45,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.jit import sources
-from cunorm.ops.registry import OPS, is_stale
+from cunorm.ops.registry import OPS, is_legal, is_stale
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling import costmodel, table
@@ -132,10 +132,10 @@ def tiles_of(problem: Problem, device: Device, drawn: int, draw: random.Random) 
     return [*found, *draw.sample(possible, min(drawn, len(possible)))]
 
 
-def problems_to_draw(asked: argparse.Namespace) -> dict[Problem, Tile | None]:
-    """The problems, each with the tile of --stale's table. Of workloads, those of the first one come first."""
+def problems_to_draw(asked: argparse.Namespace) -> dict[Problem, table.Entry | None]:
+    """The problems, each with its entry in --stale's table. Of workloads, those of the first one come first."""
     if asked.stale is not None:
-        return {one.problem: one.tile for one in table.read(asked.stale).entries.values() if is_stale(one)}
+        return {problem: one for problem, one in table.read(asked.stale).entries.items() if is_stale(one)}
     wanted = asked.workloads.split(",")
     found = {one.canonical(): name for name, one in problems(asked.dtype) if name in wanted}
     return dict.fromkeys(sorted(found, key=lambda one: wanted.index(found[one])))
@@ -151,15 +151,10 @@ def draw(asked: argparse.Namespace) -> None:
     with asked.out.open("w", encoding="utf-8") as out:
         for problem in tqdm(ordered, unit="problem"):
             tiles = tiles_of(problem, device, asked.drawn, random.Random(f"{asked.seed} {problem}"))
-            kept = found[problem]
-            if kept is not None and kept not in tiles and _legal(problem, kept, device):
-                tiles.append(kept)
+            entry = found[problem]
+            if entry is not None and entry.tile not in tiles and is_legal(entry, device):
+                tiles.append(entry.tile)
             out.write(line_of(problem, tiles=[raw_of(tile) for tile in tiles]) + "\n")
-
-
-def _legal(problem: Problem, tile: Tile, device: Device) -> bool:
-    strategy = OPS[problem.op].strategies.get(tile.strategy)
-    return strategy is not None and strategy.refuses(problem, tile, device) is None
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------

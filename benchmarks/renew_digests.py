@@ -143,15 +143,10 @@ def renewals(old: Path, new: Path) -> tuple[dict[str, str], int]:
         if was == digest and now != digest:
             pairs.setdefault(digest, {})[now] = raw
     # A digest with several new ones cannot be replaced by its text.
-    unique = {digest: found for digest, found in pairs.items() if len(found) == 1 and None not in found}
-    chosen = [raw for found in unique.values() for raw in found.values()]
-    codes = answers([old, new], "codes", chosen)
-    made = {}
-    for digest, now, one, other in zip(
-        unique, (now for found in unique.values() for now in found), *codes, strict=True
-    ):
-        if one == other and now is not None:
-            made[digest] = now
+    unique = [(digest, *found.popitem()) for digest, found in pairs.items() if len(found) == 1]
+    chosen = [(digest, now, raw) for digest, now, raw in unique if now is not None]
+    codes = zip(*answers([old, new], "codes", [raw for _, _, raw in chosen]), strict=True)
+    made = {digest: now for (digest, now, _), (one, other) in zip(chosen, codes, strict=True) if one == other}
     return made, len(pairs) - len(made)
 
 

@@ -11,24 +11,18 @@ from cunorm.core.devices import Device, known
 from cunorm.core.errors import TableError, about_file
 from cunorm.core.terminal import columns
 from cunorm.ops.parse_problem import refuse_without_shape
-from cunorm.ops.registry import OPS, is_stale, place_named
+from cunorm.ops.registry import is_legal, is_stale, place_named
 from cunorm.tiling import choose_tile, table
 from cunorm.tiling.table import MEASURED, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
 
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "text", "state")
 
 
-def _legal(entry: Entry, device: Device) -> bool:
-    op = OPS.get(entry.problem.op)
-    strategy = None if op is None else op.strategies.get(entry.tile.strategy)
-    return strategy is not None and strategy.refuses(entry.problem, entry.tile, device) is None
-
-
 def _state(entry: Entry, device: Device) -> str:
     words = [WORDS[entry.source]]
     words += ["NOT VERIFIED"] if entry.facts.get("verified") is False else []
     words += ["no tile beat the default"] if entry.facts.get("default") is True else []
-    if not _legal(entry, device):
+    if not is_legal(entry, device):
         words.append("not legal on this device, never used")
     elif is_stale(entry):
         words.append("STALE: its kernels have changed since it was written")
@@ -72,7 +66,7 @@ def _document(device: Device) -> dict[str, Any]:
     found = []
     for path, read in choose_tile.tables(device):
         entries = [
-            raw_of(entry) | {"text": entry.text, "stale": is_stale(entry), "legal": _legal(entry, device)}
+            raw_of(entry) | {"text": entry.text, "stale": is_stale(entry), "legal": is_legal(entry, device)}
             for entry in sorted(read.table.entries.values(), key=order_of)
         ]
         found.append({"path": str(path), "entries": entries})

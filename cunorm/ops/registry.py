@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from cunorm.core import opspec
 from cunorm.core.arrays import dtype_named, integer
-from cunorm.core.devices import known
+from cunorm.core.devices import Device, known
 from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
@@ -276,6 +276,13 @@ def is_stale(entry: Entry) -> bool:
     """Whether the kernels of a table's entry have changed since it was tuned, or no longer exist."""
     op = OPS.get(entry.problem.op)
     return op is None or choose_tile.is_stale(entry, op.strategies)
+
+
+def is_legal(entry: Entry, device: Device) -> bool:
+    """Whether the tile of a table's entry is legal for its problem on a device."""
+    op = OPS.get(entry.problem.op)
+    strategy = None if op is None else op.strategies.get(entry.tile.strategy)
+    return strategy is not None and strategy.refuses(entry.problem, entry.tile, device) is None
 
 
 def problem_of(op: str, *, shape: Sequence[int], dtype: object, **options: Any) -> Problem:
