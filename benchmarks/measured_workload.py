@@ -25,8 +25,8 @@ shortest time of a row is bold. The spread is the largest distance of a quartile
 
 
 def has_picture(document: Mapping[str, Any]) -> bool:
-    """Whether a result has a picture: one of more problems is too long to be looked at."""
-    return len(document["results"]) <= MOST_DRAWN
+    """Whether a result has a picture: one of more problems is too long to be looked at, and a part is no workload."""
+    return len(document["results"]) <= MOST_DRAWN and not document["part"]
 
 
 def picture_of(document: Mapping[str, Any]) -> str:

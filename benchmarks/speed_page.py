@@ -4,9 +4,9 @@ Example: ``python benchmarks/speed_page.py``; with ``--check`` it only reports w
 number is typed by hand. The pages are docs/speed/measured.md and measured-*.md, the first part of docs/speed/index.md,
 and their pictures.
 
-A result is a file ``bench-*.json``, written by ``cunorm bench --json``. For each device and workload, the newest
-complete result is used, or the newest incomplete one if none is complete. Results of ``--rehearse`` are rejected: times
-of the CPU executor say nothing about a kernel.
+A result is a file ``bench-*.json``, written by ``cunorm bench --json``. Of each problem of a device and workload, the
+newest result is used; of one day, the one with the most contenders. Results of ``--rehearse`` are rejected: times of
+the CPU executor say nothing about a kernel.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cunorm.tuning.bench.figure import drawn
-from cunorm.tuning.bench.result import complete, refusal
+from cunorm.tuning.bench.result import complete, refusal, timed
 
 from benchmarks import measured_sections, measured_workload, speed_summary
 from docs.drawings.themes import facts_of, in_both, save, twin
@@ -58,20 +58,43 @@ class RefusedError(Exception):
 
 
 def newest(folder: Path) -> list[dict[str, Any]]:
-    """Return the newest complete result per device and workload; the newest of all if none is complete."""
-    found: dict[tuple[str, str | None], dict[str, Any]] = {}
-
-    def rank(document: dict[str, Any]) -> tuple[bool, str]:
-        return complete(document), document["date"]
-
+    """Return the documents of a folder, each with the results that are the newest of their problems."""
+    found: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("bench-*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         if (sentence := refusal(document)) is not None:
             raise RefusedError(f"{path}: {sentence}")
-        key = document["device"]["name"], document["workload"]
-        if key not in found or rank(found[key]) < rank(document):
-            found[key] = document
-    return [found[key] for key in sorted(found, key=str)]
+        found.setdefault((document["device"]["name"], document["workload"]), []).append(document)
+    return [one for key in sorted(found, key=str) for one in _newest_of(found[key])]
+
+
+def _newest_of(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the documents of a workload on a device, the newest first, without what newer ones contain.
+
+    Together they may contain all problems, though a run was interrupted. Then none of them is incomplete.
+    """
+    best: dict[str, tuple[tuple[str, int, str], int]] = {}
+    for at, document in enumerate(documents):
+        for result in document["results"]:
+            rank = document["date"][:10], len(timed(result)), document["date"]
+            key = _name(result)
+            if key not in best or best[key][0] < rank:
+                best[key] = rank, at
+    whole = len(best) >= max(document["problems"] for document in documents)
+    kept = []
+    for at, document in enumerate(documents):
+        results = [result for result in document["results"] if best[_name(result)][1] == at]
+        part = {**document, "results": results}
+        if whole and len(results) < document["problems"]:
+            part |= {"problems": len(results), "interrupted": False, "lost": None}
+        kept += [part] if results or not best else []
+    for part in sorted(kept, key=lambda one: one["date"], reverse=True):
+        yield {**part, "part": len(kept) > 1}
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    """A problem as a key."""
+    return json.dumps(result["problem"], sort_keys=True)
 
 
 def _newest_file(folder: Path, pattern: str) -> Any:

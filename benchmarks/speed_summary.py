@@ -119,9 +119,11 @@ def summary(documents: Documents) -> str:
         return "Nothing has been measured on a GPU yet.\n"
     lines = []
     for device, own in by_device(documents).items():
-        workloads = ", ".join(map(workload_of, own))
+        workloads = ", ".join(dict.fromkeys(map(workload_of, own)))
+        days = sorted({one["date"][:10] for one in own})
+        between = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         lines += [
-            f"How many times faster cunorm is, on {device}, {own[-1]['date'][:10]}; workloads {workloads}. "
+            f"How many times faster cunorm is, on {device}, {between}; workloads {workloads}. "
             "Geometric mean (least), number of shapes:\n",
             *table(ratios_of(own)),
             "",
@@ -256,7 +258,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _ran(documents: Documents, peer: str) -> list[str]:
     """The workloads on which a peer ran."""
-    return [
+    ran = (
         workload_of(document)
         for document in documents
         if any(
@@ -264,13 +266,15 @@ def _ran(documents: Documents, peer: str) -> list[str]:
             for result in document["results"]
             for one in result["contenders"]
         )
-    ]
+    )
+    return [*dict.fromkeys(ran)]
 
 
 def _partial_peers(documents: Documents) -> list[str]:
     """The peers that ran on some of the workloads only, each with these workloads."""
     ran = {peer: _ran(documents, peer) for peer in peers_of(documents)}
-    return [f"{peer} on {', '.join(names)}" for peer, names in ran.items() if 0 < len(names) < len(documents)]
+    all_of = {*map(workload_of, documents)}
+    return [f"{peer} on {', '.join(names)}" for peer, names in ran.items() if 0 < len(names) < len(all_of)]
 
 
 def facts(documents: Documents) -> str:

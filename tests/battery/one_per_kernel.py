@@ -2,14 +2,16 @@
 
 Example: ``compute-sanitizer --tool racecheck --error-exitcode 9 python -m tests.battery.one_per_kernel``
 
-Each strategy of each op runs one case per set of kernels and layout, with generic and with specialised kernels. CuPy's
-memory pool is off, so that each array is an allocation of its own: memcheck sees an access that leaves it.
+Each strategy of each op runs one case per set of kernels and layout, with generic and with specialised kernels;
+``--only`` selects some of them, for example after a change. CuPy's memory pool is off, so that each array is an
+allocation of its own: memcheck sees an access that leaves it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -34,8 +36,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the cases and return the exit code: 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="name the cases and run nothing")
+    parser.add_argument("--only", metavar="REGEX", default="", help="only cases whose name matches, as --list shows it")
     asked = parser.parse_args(argv)
-    found = [*chosen()]
+    found = [case for case in chosen() if re.search(asked.only, str(case))]
+    if not found:
+        parser.error(f"--only: {asked.only!r} matches no case; --list names them")
     if asked.list:
         print("\n".join(map(str, found)))
         return 0

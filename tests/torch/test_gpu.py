@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -103,17 +104,25 @@ def test_capture_and_replay(case: Case) -> None:
     close((y, *found), exact(case, given, dy))
 
 
+def least_allocated() -> int:
+    """Least bytes that torch has allocated in half a second: the thread of a backward frees its last tensor late."""
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(50):
+        found.append(int(torch.cuda.memory_allocated()))
+        time.sleep(0.01)
+    return min(found)
+
+
 @ALL
 def test_memory_is_returned(case: Case) -> None:
     """Results and workspaces come from torch's allocator, and nothing keeps them."""
     given, dy = on_gpu(case), random(SHAPE).cuda()
     torch.autograd.grad(case.mine(*given), given, dy)
-    torch.cuda.synchronize()  # meanwhile the thread of the backward frees its last tensor
-    before = torch.cuda.memory_allocated()
+    before = least_allocated()
     for _ in range(5):
         torch.autograd.grad(case.mine(*given), given, dy)
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == before
+    assert least_allocated() == before
 
 
 def test_another_gpu_than_the_current_one() -> None:

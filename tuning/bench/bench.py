@@ -24,7 +24,7 @@ from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
-from cunorm.runtime.plans import Target
+from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling import choose_tile, costmodel
 
 from ..verify.oracle import Expected
@@ -61,6 +61,11 @@ class _Entrant:
 # ---- contenders -----------------------------------------------------------------------------------------------------
 
 
+def _kernels(plan: Plan) -> str:
+    """What a reader of a time should know about the kernels of a plan on a GPU, or ""."""
+    return "; generic kernels" if plan.place.kind == "gpu" and plan.text == "generic" else ""
+
+
 def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Sets) -> _Entrant:
     op = OPS[problem.op]
     plan = plans.plan_for(problem, op.strategies, op.names, place, tile).compile()
@@ -77,7 +82,7 @@ def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Se
     fields = ", ".join(f"{field}={value}" for field, value in plan.tile.fields) if plan.tile is not None else ""
     strategy = "" if plan.strategy is None else plan.strategy.name
     return _Entrant(
-        Contender(name, sentence=f"{strategy} ({fields})"),
+        Contender(name, sentence=f"{strategy} ({fields}){_kernels(plan)}"),
         run=lambda index, keep=workspace: plan.run(values[index], sizes),  # type: ignore[misc]
         call=call,
         results=lambda: {name: flat for name, flat in sets.bytes_of(0).items() if name in problem.outputs},

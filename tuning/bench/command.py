@@ -24,6 +24,7 @@ from cunorm.core.problem import Problem
 from cunorm.core.terminal import with_bar
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
+from cunorm.runtime import specialised
 from cunorm.runtime.plans import Target
 
 from ..measure.session import software
@@ -224,6 +225,7 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         problems=len(problems),
     )
 
+    specialised.MOST_KERNELS = sys.maxsize  # a workload has more kernels than an application
     turns = prepared_in_turn(problems, asked.seed)
 
     def bench(problem: Problem) -> Outcome:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.problem import Problem, laid_out
 from cunorm.ops.registry import OPS
+from cunorm.runtime import specialised
 from cunorm.runtime.plans import Target
 from cunorm.tiling import choose_tile, costmodel
 
@@ -453,6 +455,21 @@ def test_an_outcome_has_the_bytes_of_the_inputs_of_all_sets() -> None:
 
 
 # ---- rehearsals, arguments and interrupted runs ---------------------------------------------------------------------
+
+
+def test_a_run_loads_any_number_of_specialised_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that suits applications would make the bench time generic kernels from some problem on."""
+    monkeypatch.setattr(specialised, "MOST_KERNELS", 512)
+    assert cli.main(["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--quiet"]) == 0
+    assert specialised.MOST_KERNELS > 10**6
+
+
+@pytest.mark.parametrize(("kind", "text", "said"), [
+    ("gpu", "generic", "; generic kernels"), ("gpu", "specialised", ""), ("cpu", "generic", ""),
+])  # fmt: skip
+def test_a_time_of_generic_kernels_is_marked(kind: str, text: str, said: str) -> None:
+    plan: Any = SimpleNamespace(place=SimpleNamespace(kind=kind), text=text)
+    assert bench._kernels(plan) == said
 
 
 def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

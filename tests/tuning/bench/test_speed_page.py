@@ -76,10 +76,9 @@ def test_the_readme_contains_the_speedups(speed: ModuleType, tmp_path: Path) -> 
     assert speed.main([]) == 2
 
 
-def test_the_newest_complete_result_per_device_and_workload_is_published(speed: ModuleType, tmp_path: Path) -> None:
+def test_the_newest_result_per_device_and_workload_is_published(speed: ModuleType, tmp_path: Path) -> None:
     keep(tmp_path, "old", date="2026-01-01T00:00:00+00:00", workload="llm", copy_bandwidth=1e12)
     keep(tmp_path, "new", date="2026-02-01T00:00:00+00:00", workload="llm", copy_bandwidth=4e12)
-    keep(tmp_path, "part", date="2026-03-01T00:00:00+00:00", workload="llm", copy_bandwidth=3e12, interrupted=True)
     keep(tmp_path, "other", date="2026-01-15T00:00:00+00:00", workload="vision", copy_bandwidth=2e12)
     assert speed.main([]) == 0
     listed = (tmp_path / "measured.md").read_text(encoding="utf-8")
@@ -101,6 +100,33 @@ def test_the_newest_complete_result_per_device_and_workload_is_published(speed: 
     assert (tmp_path / "speed-nvidia-h200-llm.svg").read_text(encoding="utf-8").startswith("<?xml")
     assert "| layer_norm | 1.97 (1.97), 3 |" in page
     assert "Incomplete" not in page
+
+
+def test_of_an_interrupted_run_the_newer_results_are_used(speed: ModuleType, tmp_path: Path) -> None:
+    """The other problems come from the run before it, with that run's copy. Together they are a complete workload."""
+    results = shown()["results"]
+    keep(tmp_path, "old", date="2026-01-01T00:00:00+00:00", workload="llm", copy_bandwidth=4e12)
+    part = {"results": results[1:2], "interrupted": True, "problems": len(results)}
+    keep(tmp_path, "part", date="2026-02-01T00:00:00+00:00", workload="llm", copy_bandwidth=2e12, **part)
+    assert speed.main([]) == 0
+    listed = (tmp_path / "measured.md").read_text(encoding="utf-8")
+    assert "| [llm](measured-llm.md) | layer_norm | 1 | NVIDIA H200, 2026-02-01 |" in listed
+    assert f"| [llm](measured-llm.md) | layer_norm | {len(results) - 1} | NVIDIA H200, 2026-01-01 |" in listed
+    page = (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
+    assert page.index("Measured on 2026-02-01.") < page.index("Copy 2000 GB/s") < page.index("Measured on 2026-01-01.")
+    assert "Incomplete" not in page and "](../pictures/" not in page
+    index = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert "NVIDIA H200, 2026-01-01 to 2026-02-01; workloads llm." in index and "Incomplete" not in index
+
+
+def test_of_a_day_the_result_with_most_contenders_is_used(speed: ModuleType, tmp_path: Path) -> None:
+    results = shown()["results"]
+    fewer = [{**one, "contenders": one["contenders"][:2]} for one in results]
+    keep(tmp_path, "many", date="2026-01-01T08:00:00+00:00", workload="llm", copy_bandwidth=4e12)
+    keep(tmp_path, "few", date="2026-01-01T09:00:00+00:00", workload="llm", copy_bandwidth=2e12, results=fewer)
+    assert speed.main([]) == 0
+    page = (tmp_path / "measured-llm.md").read_text(encoding="utf-8")
+    assert "Copy 4000 GB/s" in page and "Copy 2000 GB/s" not in page
 
 
 @pytest.mark.parametrize("name", [
@@ -144,7 +170,7 @@ def test_shapes_for_which_a_peer_is_faster_are_named(speed: ModuleType, tmp_path
 
 
 def test_an_incomplete_result_is_published_with_the_reason(speed: ModuleType, tmp_path: Path) -> None:
-    """An incomplete result is published if there is no complete one for its device and workload."""
+    """An incomplete result is published if no other result has the other problems of its device and workload."""
     keep(tmp_path, "part", workload="llm", interrupted=True, problems=9)
     keep(tmp_path, "lost", workload="vision", lost="apex left the GPU unusable", problems=4)
     assert speed.main([]) == 0
