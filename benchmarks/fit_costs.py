@@ -65,6 +65,8 @@ FEWEST = 3
 FEWEST_TIMES = 6
 #: Times of an unknown kernel, microseconds, and cycles per instruction: fits are drawn towards them with `PULL`.
 TYPICAL, PULL = (0.3, 0.55, 0.2, 0.1, 0.02, 0.02, 4.0), 0.15
+#: `Cost.stream` is drawn towards 1, a copy's: strongly, if fewer than `FEWEST` launches move bytes for `LONG` seconds.
+PULL_STREAM, PULL_UNKNOWN, LONG = 0.3, 3.0, 30e-6
 #: Relative error from which an error counts linearly: a few odd samples must not bend the fit.
 ODD = 0.2
 
@@ -266,20 +268,25 @@ def fitted_instructions(found: Sequence[Point]) -> list[float]:
 
 
 def fitted_times(found: Sequence[Point], instructions: dict[str, list[float]]) -> list[float]:
-    """Latencies, microseconds, and cycles per instruction with the least relative errors of the launches' times."""
+    """Latencies in microseconds, cycles per instruction and `Cost.stream` with the least relative errors of times."""
     counted = [costs.instructions_for(instructions, one.kind) for one in found]
 
+    long = sum(one.work.transfers > LONG for one in found)
+    typical = np.array([*TYPICAL, 1.0])
+    pull = np.array([PULL] * len(TYPICAL) + [PULL_STREAM if long >= FEWEST else PULL_UNKNOWN])
+
     def errors(exponents: Any) -> Any:
-        *times, cycles = np.array(TYPICAL) * np.exp(exponents)
-        made = [costs.Cost._make((*counts, *(1e-6 * time for time in times), cycles)) for counts in counted]
+        times = typical * np.exp(exponents)
+        made = [costs.Cost.of(counts, times) for counts in counted]
         predicted = [
             costmodel.seconds_of(one.work, cost, one.device) * 1e6 for one, cost in zip(found, made, strict=True)
         ]
         wrong = [math.log(us / one.microseconds) for us, one in zip(predicted, found, strict=True)]
-        return np.array([*wrong, *(PULL * exponents)])
+        return np.array([*wrong, *(pull * exponents)])
 
-    solved = least_squares(errors, np.zeros(len(TYPICAL)), loss="soft_l1", f_scale=ODD)
-    return [float(f"{value:.4g}") for value in np.array(TYPICAL) * np.exp(solved.x)]
+    least = np.array([-np.inf] * len(TYPICAL) + [0.0])  # no kernel moves bytes faster than a copy
+    solved = least_squares(errors, np.full(len(typical), 1e-3), bounds=(least, np.inf), loss="soft_l1", f_scale=ODD)
+    return [float(f"{value:.4g}") for value in typical * np.exp(solved.x)]
 
 
 def fitted(found: Sequence[Point], measured: Sequence[Point] = ()) -> dict[str, Any]:
@@ -306,11 +313,10 @@ def measured_over_simulated(found: dict[str, list[Point]], document: dict[str, A
     for key, entry in document.items():
         if entry["measured"] < FEWEST_TIMES:
             continue
-        *times, cycles = next(iter(entry["times"].values()))
+        times = next(iter(entry["times"].values()))
         of_kernel = []
         for one in found.get(key, ()):
-            counts = costs.instructions_for(entry["instructions"], one.kind)
-            cost = costs.Cost._make((*counts, *(1e-6 * time for time in times), cycles))
+            cost = costs.Cost.of(costs.instructions_for(entry["instructions"], one.kind), times)
             of_kernel.append(costmodel.seconds_of(one.work, cost, one.device) * 1e6 / one.microseconds)
         if of_kernel:
             ratios.append(float(np.median(of_kernel)))

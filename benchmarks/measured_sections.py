@@ -46,6 +46,8 @@ REASONS = {
     ("layer_norm_backward", "NCHW", "block"): "latency of the loads, with a quarter of the warps resident",
     ("layer_norm_backward", "NCHW", "warp"): "latency of the loads, with a fifth of the warps resident",
     ("layer_norm_backward", "NCHW", "cluster"): "a barrier of the cluster for every row",
+    ("rms_norm_backward", "NCHW", "block"): "assumed: latency of the loads, as in layer_norm_backward",
+    ("rms_norm_backward", "NCHW", "warp"): "assumed: latency of the loads, as in layer_norm_backward",
     ("batch_norm_backward_reduce", "NCHW", "block"): FOLDED,
     ("batch_norm_backward_reduce", "NCHW", "split"): FOLDED,
     ("batch_norm_backward_reduce", "NHWC", "column"): FOLDED,
@@ -167,8 +169,8 @@ def model_page(checked: Mapping[str, Any]) -> list[str]:
         f"# The cost model, {checked['device']}\n",
         "The cost model chooses the tile of a problem that no table contains. `python benchmarks/measure_tiles.py` "
         f"measured several tiles of {len(ratios)} problems of the workloads, {checked['dtype']}. `python "
-        "benchmarks/fit_costs.py` compares the model with these times; it was fitted to a part of them, without "
-        "RMSNorm's. The choice is the tile that the model prefers among those that were measured.\n",
+        "benchmarks/fit_costs.py` compares the model with these times; it was fitted to the same times. The "
+        "choice is the tile that the model prefers among those that were measured.\n",
         f"- The predicted time of the choice differs from the measured one by at most {AGREES:.0%} for {agree} of "
         f"{len(ratios)} problems. Predicted over measured time: {_spread(ratios)}.",
         f"- The choice takes at most {NEAR_BEST - 1:.0%} more than the fastest measured tile for {near} of "

@@ -12,6 +12,7 @@ from typing import Any
 
 from cunorm.core.strategy import Tile
 from cunorm.jit.sources import Text
+from cunorm.tiling import costmodel
 from cunorm.tiling.table import Entry
 
 from .measure import simulate
@@ -361,7 +362,7 @@ class Untimed(ProblemTuner):
 
 
 class Modelling(Untimed):
-    """Finds the tile that the cost model predicts to be fastest."""
+    """Finds the tile that the cost model prefers: of those that it predicts to be about as fast, by what is counted."""
 
     source, best = "model", "cost model's best"
 
@@ -371,6 +372,12 @@ class Modelling(Untimed):
                 break
             for tile in tiles:
                 self._told(result, tile, self.space.predicted(tile))
+
+    def _chosen(self, left: dict[Tile, Timing]) -> Tile:
+        space = self.space
+        made = (costmodel.evaluated(space.problem, space.strategy(tile), tile, space.device) for tile in left)
+        found = [one for one in made if one is not None]
+        return costmodel.default_of(found, space.device).tile if found else super()._chosen(left)
 
     def _entry(self, result: TuningResult, tile: Tile, left: dict[Tile, Timing], verified: str | None) -> Entry:
         seconds = self.space.predicted(self.space.default)

@@ -157,6 +157,9 @@ class Launch:
         Tensors whose loads a thread has in flight at the same time, with four packs in flight for each.
     cached : int
         Bytes that the launch reads from the L2 cache, in addition to ``traffic``.
+    repeated : int
+        Bytes of parameters that blocks read after other blocks, in addition to ``traffic``. Most of them are in the L1
+        cache.
     reread : int
         Of ``traffic``, the bytes that an earlier launch of the call has accessed too. They come from the L2 cache if
         all that the call has accessed since then fits into it.
@@ -167,8 +170,9 @@ class Launch:
         Reductions that a warp makes one after another.
     items : float
         Independent parts of the problem that a team processes one after another: rows, tiles, samples.
-    copies : str
-        How the kernel copies to shared memory, if it can in several ways. It has costs for each of them.
+    variant : str
+        The variant of the kernel, if it has several that differ in their costs: how it copies to shared memory, or
+        that it has no loop over rows.
     uneven : bool or None
         Whether the parts that blocks process are no whole number of packs, or begin between packs. None: the problem's.
     layout : str or None
@@ -199,11 +203,12 @@ class Launch:
     phases: int = 1
     streams: float = 1
     cached: int = 0
+    repeated: int = 0
     reread: int = 0
     packs: int = 0
     rounds: float = 1
     items: float = 1
-    copies: str = ""
+    variant: str = ""
     uneven: bool | None = None
     layout: str | None = None
     takes_tile: bool = True

@@ -1,8 +1,8 @@
 """What each kernel costs: the numbers of the cost model that ``python benchmarks/fit_costs.py`` fits.
 
-The file ``costs.json`` has an entry for each kernel, layout and way to copy. Its instructions are counted by the
+The file ``costs.json`` has an entry for each kernel, layout and variant. Its instructions are counted by the
 simulator for each kind of problem. Its times are fitted to times measured on an H100; for a kernel that was not
-measured (``"measured": 0``), to simulated times of an H200.
+measured enough (see ``"measured"``), to simulated times of an H200.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Cost(NamedTuple):
         cluster, with which it starts.
     cycles : float
         Cycles from one instruction of a warp to its next, if nothing else delays them.
+    stream : float
+        Time that the bytes take, relative to a copy.
     """
 
     of_pack: float
@@ -74,11 +76,18 @@ class Cost(NamedTuple):
     warp: float
     cluster: float
     cycles: float
+    stream: float
+
+    @classmethod
+    def of(cls, counts: Sequence[float], times: Sequence[float]) -> Cost:
+        """A cost of instructions and of times as ``costs.json`` has them: in microseconds, then `cycles`, `stream`."""
+        *latencies, cycles, stream = times
+        return cls._make((*counts, *(1e-6 * microseconds for microseconds in latencies), cycles, stream))
 
 
 def kernel_of(problem: Problem, launch: Launch) -> str:
-    """The key in ``costs.json`` of a launch's kernel: its entry, its layout, and how it copies."""
-    return " ".join(filter(None, (launch.entry, launch.layout or problem.layout, launch.copies)))
+    """The key in ``costs.json`` of a launch's kernel: its entry, its layout, and its variant."""
+    return " ".join(filter(None, (launch.entry, launch.layout or problem.layout, launch.variant)))
 
 
 def kind_of(problem: Problem, launch: Launch) -> Kind:
@@ -112,9 +121,8 @@ def cost_of(kernel: str, kind: Kind) -> Cost:
     document = _document()
     found = document.get(kernel, document[ANY])
     times = found["times"]
-    *latencies, cycles = times[EVENNESS[kind.uneven]] if len(times) > 1 else next(iter(times.values()))
-    start, phase, flight, round_, warp, cluster = (microseconds * 1e-6 for microseconds in latencies)
-    return Cost(*instructions_for(found["instructions"], kind), start, phase, flight, round_, warp, cluster, cycles)
+    side = EVENNESS[kind.uneven] if len(times) > 1 else next(iter(times))
+    return Cost.of(instructions_for(found["instructions"], kind), times[side])
 
 
 def instructions_for(counted: Mapping[str, Sequence[float]], kind: Kind) -> tuple[float, float, float]:

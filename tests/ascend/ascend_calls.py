@@ -42,7 +42,7 @@ class Face:
 
     def made_with_workspace(self) -> Any:
         """Arrays of a problem whose call needs a workspace."""
-        return group_arrays() if self is GROUP else batch_arrays((70, 8, 3, 3))
+        return group_arrays((3, 8, 3, 3)) if self is GROUP else batch_arrays((70, 8, 3, 3))
 
     def call(self, made: Any) -> Arguments:
         """The arguments of a correct call with these arrays."""

@@ -407,7 +407,7 @@ def test_grad_input_in_place_without_a_view_of_shape_n_c_hxw(executor: Executor)
 
 
 def test_the_workspace_may_be_in_the_gaps_of_an_array(executor: Executor) -> None:
-    made = group_arrays(SHAPE)
+    made = GROUP.made_with_workspace()
     given = there(executor, group_call(made))
     arena = executor.xp.zeros((2, 4096), np.float32)
     given |= {name: given[name].reshape(2, 4) for name in ("gamma", "gradGammaOut")}

@@ -42,7 +42,7 @@ def pointers(face: Face, given: Arguments) -> dict[str, int]:
 
 def planned(face: Face, **changes: Any) -> cunorm.Plan:
     if face is GROUP:
-        asked = {"shape": (2, 8, 9), "dtype": "float32", "num_groups": 2, "gamma_dtype": "float32", "device": 0}
+        asked = {"shape": (3, 8, 9), "dtype": "float32", "num_groups": 2, "gamma_dtype": "float32", "device": 0}
         return cunorm.plan("group_norm_backward", **(asked | changes))
     return cunorm.plan(
         "batch_norm_backward_reduce", **({"shape": (70, 8, 9), "dtype": "float32", "device": 0} | changes)

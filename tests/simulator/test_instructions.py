@@ -37,9 +37,11 @@ ALLOWED: dict[tuple[str, str, str | None], float] = {
     ("group_norm_backward", "8,640,16x16,32", "NHWC"): 48.8,  # likewise
     ("group_norm", "2,320,8x8x8,320", "NCHW"): 27.3,
     ("group_norm_backward", "2,320,8x8x8,320", "NCHW"): 27.7,
-    ("layer_norm", "512,768", None): 42.0,
+    # One pack per thread, with a quarter of the threads idle: the fastest tile that an H100 measured. Two packs in half
+    # as many threads execute 42.0 and take longer.
+    ("layer_norm", "512,768", None): 55.6,
     ("layer_norm", "2048,4096", None): 17.4,
-    ("layer_norm", "1024,12288", None): 25.5,
+    ("layer_norm", "1024,12288", None): 20.1,
     ("layer_norm_backward", "512,768", None): 60.7,
     ("layer_norm_backward", "8192,768", None): 28.8,
     ("layer_norm_backward", "1024,12288", None): 33.0,

@@ -18,14 +18,14 @@ from cunorm.tuning.problems.workloads import problems
 
 from cunorm.core.devices import known
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Launch
+from cunorm.core.strategy import Launch, Tile
 from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel, costs, table
 from cunorm.tiling.costs import Cost, Kind
 from tests.support.paths import ROOT
 
 H200 = known("H200")
-COST = Cost(50.0, 200.0, 100.0, 0.3e-6, 0.5e-6, 0.2e-6, 0.1e-6, 0.02e-6, 0.05e-6, 4.0)
+COST = Cost(50.0, 200.0, 100.0, 0.3e-6, 0.5e-6, 0.2e-6, 0.1e-6, 0.02e-6, 0.05e-6, 4.0, 1.0)
 STALE = "the cost model, costs.json or a strategy's launches have changed: run benchmarks/fit_costs.py fit, then check"
 
 
@@ -49,6 +49,26 @@ def seconds(**facts: object) -> float:
 
 
 # ---- what a launch does ---------------------------------------------------------------------------------------------
+
+
+def test_parameters_that_other_blocks_have_read_cost_less_than_other_bytes() -> None:
+    few, more = seconds(traffic=2**29), seconds(traffic=2**30)
+    assert few + 0.1 * (more - few) < seconds(traffic=2**29, repeated=2**29) < few + 0.4 * (more - few)
+
+
+def test_a_kernel_may_stream_more_slowly_than_a_copy() -> None:
+    work = costmodel.work_of(launch(grid=4000, traffic=2**30, packs=2**20), H200)
+    slow = costmodel.seconds_of(work, COST._replace(stream=1.2), H200)
+    assert slow / costmodel.seconds_of(work, COST, H200) == pytest.approx(1.2, rel=0.02)
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(1, "one row"), (2, "")])
+def test_a_forward_without_a_loop_over_rows_has_costs_of_its_own(rows: int, variant: str) -> None:
+    problem = next(one for _, one in problems() if one.op == "layer_norm" and one.C == 4096)
+    tile = Tile("block", packs_per_thread=8, rows_per_team=rows, teams_per_block=1, threads=64)
+    (made,) = OPS["layer_norm"].strategies["block"].launches(problem, tile)
+    assert made.variant == variant
+    assert costs.kernel_of(problem, made) == f"layer_norm_block NCHW {variant}".strip()
 
 
 @pytest.mark.parametrize(
@@ -169,9 +189,21 @@ def test_the_fit_finds_the_costs_from_which_times_were_made(fitting: ModuleType)
     found = fitting.fitted(points)
     assert found["instructions"] == {"2": pytest.approx([50, 200, 100], rel=0.01)}
     (times,) = found["times"].values()
-    made = Cost(50, 200, 100, *(1e-6 * one for one in times[:-1]), times[-1])
+    made = Cost.of((50, 200, 100), times)
     for one in points:
         assert costmodel.seconds_of(one.work, made, H200) * 1e6 == pytest.approx(one.microseconds, rel=0.03)
+
+
+@pytest.mark.parametrize(("traffic", "least", "most"), [(2**29, 1.2, 1.4), (2**20, 1.0, 1.05)])
+def test_only_long_launches_show_how_fast_a_kernel_streams(
+    fitting: ModuleType, traffic: int, least: float, most: float
+) -> None:
+    draw, points, slow = random.Random(0), [], COST._replace(stream=1.3)
+    for _ in range(20):
+        work = costmodel.work_of(launch(grid=draw.choice((1000, 4000)), traffic=traffic + draw.randrange(2**19)), H200)
+        points.append(fitting.Point(Kind(2, False, False), work, 5000, costmodel.seconds_of(work, slow, H200) * 1e6))
+    (times,) = fitting.fitted(points)["times"].values()
+    assert least <= times[-1] <= most
 
 
 def test_samples_survive_a_round_trip(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -232,7 +264,7 @@ def test_times_come_from_a_gpu_where_it_has_measured_the_kernel(fitting: ModuleT
     assert few["instructions"] == enough["instructions"]
     for found, factor in ((few, 1), (enough, 3)):
         (times,) = found["times"].values()
-        made = Cost(*few["instructions"]["2"], *(1e-6 * one for one in times[:-1]), times[-1])
+        made = Cost.of(few["instructions"]["2"], times)
         predicted = [costmodel.seconds_of(one.work, made, H200) * 1e6 / one.microseconds for one in simulated]
         assert sorted(predicted)[10] == pytest.approx(factor, rel=0.15)
     points = {"timed": simulated, "untimed": simulated}
@@ -259,8 +291,7 @@ def test_simulated_times_are_fitted_as_long_as_measured_ones_would_be(
     assert found["a NCHW"]["measured"] == 0 and found["b NCHW"]["measured"] == 20
     assert list(found) == ["any", "a NCHW", "b NCHW"]
     for key in ("a NCHW", "b NCHW"):
-        *times, cycles = found[key]["times"]["even"]
-        made = Cost(*found[key]["instructions"]["2"], *(1e-6 * one for one in times), cycles)
+        made = Cost.of(found[key]["instructions"]["2"], found[key]["times"]["even"])
         ratios = sorted(costmodel.seconds_of(one.work, made, H200) * 1e6 / one.microseconds for one in simulated)
         assert ratios[10] == pytest.approx(3, rel=0.15)
 

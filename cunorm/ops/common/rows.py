@@ -138,9 +138,8 @@ class RowsWarp(WarpRows):
         problem, entry = self.problem, f"{self.problem.op}_{self.tile.strategy}"
         blocks, cluster = self.teams // self.teams_of_block * self.slices, self.slices * self.merged
         traffic = problem.read * problem.nbytes + problem.written
-        # All blocks load their parameters from the same few places of the L2 cache. That is no faster than loading
-        # distinct bytes from DRAM.
-        traffic += self._parameters_read
+        once = sum(problem.C * ITEMSIZE[dtype] for dtype in present(self.given))
+        traffic += once
         traffic += self.partial_rows * problem.C * problem.row_sums * problem.wants_parameters
         grid, rows = whole_clusters(blocks, cluster), ceil_div(problem.N, self.teams)
         main = Launch(
@@ -150,6 +149,7 @@ class RowsWarp(WarpRows):
             self.tile.threads,
             self._arguments,
             traffic=traffic,
+            repeated=max(0, self._parameters_read - once),
             packs=grid * self.tile.threads * rows * self.tile.packs_per_thread,
             rounds=rows,
             items=rows,
@@ -157,7 +157,7 @@ class RowsWarp(WarpRows):
             shared_bytes=self.shared,
             phases=self.phases(rows),
             streams=self.streams,
-            copies="staged" if self.staged else "",
+            variant="staged" if self.staged else "one row" if self.single_row else "",
             cluster=cluster,
             constants=self.constants,
         )

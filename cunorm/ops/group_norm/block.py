@@ -124,7 +124,7 @@ class _Slabs(OneSweep):
             whole_clusters(blocks, self.cluster),
             {"slab_groups": self.tile.groups, "piece_packs": self.slab.piece_packs},
             packs=blocks * self.slab.processed,
-            copies=load_of(self.tile),
+            variant=load_of(self.tile),
             uneven=self.problem.uneven or (self.slab.layout == "NHWC" and self.slab.channels % self.problem.pack > 0),
             rounds=self.slab.rounds * passes,
             phases=PHASES,

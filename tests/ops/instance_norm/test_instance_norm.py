@@ -321,7 +321,7 @@ def test_stages_of_nnunet_whose_channels_fit_a_cluster_are_read_once(op: str) ->
 @pytest.mark.parametrize("op", OF_GROUPS)
 def test_the_tile_that_is_chosen_for_short_planes_moves_the_byte_floor(op: str) -> None:
     """4^3 positions per channel, on the CPU executor with the limits of an H200."""
-    plan = cunorm.plan(op, shape=(2, 40, 64), dtype="bfloat16", device="H200")
+    plan = cunorm.plan(op, shape=(2, 320, 64), dtype="bfloat16", device="H200")
     assert plan.tile is not None and plan.tile.strategy == "warp"
     assert plan.traffic().tensor_ratio == 1
 
