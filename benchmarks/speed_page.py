@@ -15,7 +15,7 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from cunorm.tuning.bench.figure import drawn
 from cunorm.tuning.bench.result import complete, refusal, timed
 
 from benchmarks import measured_sections, measured_workload, speed_summary
+from benchmarks.speed_summary import problem_of
+from cunorm.core.problem import Problem
 from docs.drawings.themes import facts_of, in_both, save, twin
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,28 +75,23 @@ def _newest_of(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
     Together they may contain all problems, though a run was interrupted. Then none of them is incomplete.
     """
-    best: dict[str, tuple[tuple[str, int, str], int]] = {}
+    best: dict[Problem, tuple[tuple[str, int, str], int]] = {}
     for at, document in enumerate(documents):
         for result in document["results"]:
             rank = document["date"][:10], len(timed(result)), document["date"]
-            key = _name(result)
+            key = problem_of(result)
             if key not in best or best[key][0] < rank:
                 best[key] = rank, at
     whole = len(best) >= max(document["problems"] for document in documents)
     kept = []
     for at, document in enumerate(documents):
-        results = [result for result in document["results"] if best[_name(result)][1] == at]
+        results = [result for result in document["results"] if best[problem_of(result)][1] == at]
         part = {**document, "results": results}
         if whole and len(results) < document["problems"]:
             part |= {"problems": len(results), "interrupted": False, "lost": None}
         kept += [part] if results or not best else []
     for part in sorted(kept, key=lambda one: one["date"], reverse=True):
         yield {**part, "part": len(kept) > 1}
-
-
-def _name(result: Mapping[str, Any]) -> str:
-    """A problem as a key."""
-    return json.dumps(result["problem"], sort_keys=True)
 
 
 def _newest_file(folder: Path, pattern: str) -> Any:
