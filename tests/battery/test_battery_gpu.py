@@ -47,3 +47,17 @@ def test_results_are_correct_and_repeatable(cases: list[Case]) -> None:
             if one is not None and other is not None and one.tobytes() != other.tobytes():
                 wrong.append(f"{case}: result {index} differs in a second run")
     assert not wrong, "\n".join(wrong)
+
+
+def test_cases_for_the_sanitizer_can_be_selected(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from tests.battery import one_per_kernel
+
+    assert one_per_kernel.main(["--list"]) == 0
+    every = capsys.readouterr().out.splitlines()
+    assert one_per_kernel.main(["--list", "--only", "^rms_norm-(warp|block):"]) == 0
+    some = capsys.readouterr().out.splitlines()
+    assert some == [one for one in every if one.startswith(("rms_norm-warp:", "rms_norm-block:"))] != []
+    with pytest.raises(SystemExit, match="2"):
+        one_per_kernel.main(["--list", "--only", "rms_norms"])
+    assert "--only: 'rms_norms' matches no case; --list names them" in capsys.readouterr().err
