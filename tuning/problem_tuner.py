@@ -362,7 +362,7 @@ class Untimed(ProblemTuner):
 
 
 class Modelling(Untimed):
-    """Finds the tile that the cost model prefers: of those that it predicts to be about as fast, by what is counted."""
+    """Finds the tile that the cost model predicts to be fastest; the default, if it is predicted about as fast."""
 
     source, best = "model", "cost model's best"
 
@@ -374,10 +374,9 @@ class Modelling(Untimed):
                 self._told(result, tile, self.space.predicted(tile))
 
     def _chosen(self, left: dict[Tile, Timing]) -> Tile:
-        space = self.space
-        made = (costmodel.evaluated(space.problem, space.strategy(tile), tile, space.device) for tile in left)
-        found = [one for one in made if one is not None]
-        return costmodel.default_of(found, space.device).tile if found else super()._chosen(left)
+        default, fastest = left.get(self.space.default), min(timing.seconds for timing in left.values())
+        tied = default is not None and default.seconds <= costmodel.NEAR_TIE * fastest
+        return self.space.default if tied else super()._chosen(left)
 
     def _entry(self, result: TuningResult, tile: Tile, left: dict[Tile, Timing], verified: str | None) -> Entry:
         seconds = self.space.predicted(self.space.default)
