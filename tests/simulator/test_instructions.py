@@ -29,12 +29,13 @@ ALLOWED: dict[tuple[str, str, str | None], float] = {
     # 128 blocks with 80 elements per thread, each of which merges the moments of 64 pieces: `cluster` executes 31.2
     # instructions per element, but its rows are short.
     ("group_norm", "2,320,64x64,32", "NHWC"): 36.8,
-    # `grid` with keep="shared": a thread has few packs, and the blocks wait twice for each other.
-    ("group_norm_backward", "2,320,64x64,32", "NHWC"): 34.1,
+    # `grid` with keep="shared": a thread has few packs, and the blocks wait twice for each other. 256 threads execute
+    # 34.1, and take as long on an H100.
+    ("group_norm_backward", "2,320,64x64,32", "NHWC"): 45.6,
     ("group_norm", "8,320,64x64,32", "NCHW"): 19.1,
     ("group_norm_backward", "8,320,32x32,32", "NCHW"): 21.7,
     ("group_norm", "8,1280,32x32,32", "NHWC"): 21.8,
-    ("group_norm_backward", "8,640,16x16,32", "NHWC"): 48.8,  # likewise
+    ("group_norm_backward", "8,640,16x16,32", "NHWC"): 32.6,
     ("group_norm", "2,320,8x8x8,320", "NCHW"): 27.3,
     ("group_norm_backward", "2,320,8x8x8,320", "NCHW"): 27.7,
     # One pack per thread, with a quarter of the threads idle: the fastest tile that an H100 measured. Two packs in half
