@@ -33,6 +33,7 @@ PLAN_US = 10.0
 #: nor the stage times of that kernel show is marked as assumed.
 TWICE = "no cluster holds a group, so dy and x are read twice: 5/3 of the floor"
 IN_TURN = "copies, sums and dx take their times one after another (stage times)"
+AS_LAYER = "assumed: latency of the loads, as in layer_norm_backward"
 FOLDED = "a second launch folds the parts; the first one alone is nearer to the copy"
 REASONS = {
     ("group_norm_backward", "NCHW", "split"): TWICE,
@@ -46,8 +47,8 @@ REASONS = {
     ("layer_norm_backward", "NCHW", "block"): "latency of the loads, with a quarter of the warps resident",
     ("layer_norm_backward", "NCHW", "warp"): "latency of the loads, with a fifth of the warps resident",
     ("layer_norm_backward", "NCHW", "cluster"): "a barrier of the cluster for every row",
-    ("rms_norm_backward", "NCHW", "block"): "assumed: latency of the loads, as in layer_norm_backward",
-    ("rms_norm_backward", "NCHW", "warp"): "assumed: latency of the loads, as in layer_norm_backward",
+    ("rms_norm_backward", "NCHW", "block"): AS_LAYER,
+    ("rms_norm_backward", "NCHW", "warp"): AS_LAYER,
     ("batch_norm_backward_reduce", "NCHW", "block"): FOLDED,
     ("batch_norm_backward_reduce", "NCHW", "split"): FOLDED,
     ("batch_norm_backward_reduce", "NHWC", "column"): FOLDED,

@@ -107,14 +107,13 @@ def work_of(launch: Launch, device: Device) -> Work:
     # If blocks draw tickets, no more blocks work than are resident at once, and they share the work evenly.
     launched = max(1, launch.grid)
     grid = min(launched, resident * multiprocessors) if launch.waits else launched
-    repeated = int(REPEATED * launch.repeated)
-    moved, share = launch.traffic + launch.cached + repeated, launched / grid
+    traffic = launch.traffic + int(REPEATED * launch.repeated)
+    moved, share = traffic + launch.cached, launched / grid
     at_once = resident * multiprocessors
     if launch.cluster > 1:  # a few clusters that do not fit beside the others take as long as a whole wave
         at_once = max(1, device.resident_clusters(launch.cluster, resident)) * launch.cluster
     return Work(
-        max(launch.traffic + repeated - _found_again(launch, device), moved / CACHE_SPEED)
-        / (ACHIEVABLE * device.bandwidth),
+        max(traffic - _found_again(launch, device), moved / CACHE_SPEED) / (ACHIEVABLE * device.bandwidth),
         ceil_div(grid, at_once),
         resident,
         grid,

@@ -44,6 +44,11 @@ def present(dtypes: tuple[str | None, ...]) -> list[str]:
     return [dtype for dtype in dtypes if dtype is not None]
 
 
+def parameter_bytes(problem: Problem) -> int:
+    """Return the bytes of the parameters that a kernel reads, each counted once."""
+    return sum(problem.C * ITEMSIZE[dtype] for dtype in present(parameters_given(problem)))
+
+
 class WarpRows(Tiling):
     """Tiling with teams of a warp or a part of a warp."""
 

@@ -17,7 +17,7 @@ from .limits import (
     round_up,
     whole_clusters,
 )
-from .register_rows import ACCESS_BYTES, SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, present
+from .register_rows import ACCESS_BYTES, SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, parameter_bytes, present
 from .strips import arguments_of_forward, arguments_of_gradient, owners, results_of_parameters
 
 #: Rows per team. A team adds its rows one after another, so more rows would lose accuracy of dgamma and dbeta.
@@ -137,9 +137,8 @@ class RowsWarp(WarpRows):
         """Launch of the kernel, which reads every byte once, and the launches that fold the parameter sums."""
         problem, entry = self.problem, f"{self.problem.op}_{self.tile.strategy}"
         blocks, cluster = self.teams // self.teams_of_block * self.slices, self.slices * self.merged
-        traffic = problem.read * problem.nbytes + problem.written
-        once = sum(problem.C * ITEMSIZE[dtype] for dtype in present(self.given))
-        traffic += once
+        once = parameter_bytes(problem)
+        traffic = problem.read * problem.nbytes + problem.written + once
         traffic += self.partial_rows * problem.C * problem.row_sums * problem.wants_parameters
         grid, rows = whole_clusters(blocks, cluster), ceil_div(problem.N, self.teams)
         main = Launch(

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import parameter_launches, parameter_workspace
 from cunorm.ops.common.limits import WARP, round_up, whole_clusters
-from cunorm.ops.common.register_rows import parameters_given, present
+from cunorm.ops.common.register_rows import parameter_bytes
 from cunorm.ops.common.slab_sweep import channel_lanes
 
 
@@ -52,8 +51,7 @@ class OneSweep(Tiling):
     @lazy
     def parameters_read(self) -> int:
         """Bytes of gamma and beta that are loaded: once per sample."""
-        dtypes = present(parameters_given(self.problem))
-        return sum(self.problem.N * self.problem.C * ITEMSIZE[dtype] for dtype in dtypes)
+        return self.problem.N * parameter_bytes(self.problem)
 
     @lazy
     def _given(self) -> Arguments:

@@ -8,7 +8,7 @@ from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.folds import ITEM_WORDS, WORD, clear_launch, item_words_moved, words_at
 from cunorm.ops.common.limits import SECTOR_PACKS, WARP, blocks_for, refuses_registers, refuses_shared, round_up
-from cunorm.ops.common.register_rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameters_given, present
+from cunorm.ops.common.register_rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameter_bytes, parameters_given, present
 from cunorm.ops.common.strips import arguments_of_gradient
 
 #: slabs: the number of multiprocessors of some device, or slightly fewer, so that nearly every multiprocessor has a
@@ -224,7 +224,6 @@ class LayerGrid(Tiling):
     def launches(self) -> tuple[Launch, ...]:
         """Launches that clear the counters and process the slabs."""
         problem, tile, entry = self.problem, self.tile, f"{self.problem.op}_grid"
-        parameters = sum(problem.C * ITEMSIZE[dtype] for dtype in present(self.given))
         share = min(1.0, self.columns / (tile.lanes * tile.packs_per_thread * problem.pack))
         main = Launch(
             entry,
@@ -233,7 +232,7 @@ class LayerGrid(Tiling):
             tile.threads,
             self._arguments,
             shared_bytes=self.shared,
-            traffic=problem.read * problem.nbytes + problem.written + parameters,
+            traffic=problem.read * problem.nbytes + problem.written + parameter_bytes(problem),
             cached=self.problem.read * self.again + self.workspace_traffic,
             registers=self.registers,
             phases=PHASES + (self.again > 0),
