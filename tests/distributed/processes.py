@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,22 +83,30 @@ def gloo(command: list[str], world: int, limit: float = LIMIT) -> list[Ended]:
 
 
 def mpi(command: list[str], world: int, limit: float = LIMIT) -> list[Ended]:
-    """Run a command under mpiexec. The result is the end of mpiexec, which prints what the ranks print."""
+    """Run a command under mpiexec. The result is the end of mpiexec, with what it and the ranks print.
+
+    Each rank prints to a file: mpiexec loses lines of ranks that end after another rank's abort, sometimes all of them.
+    """
     launcher = mpiexec()
     assert launcher is not None
-    started = subprocess.Popen(
-        [launcher, "-n", str(world), *command],
-        env=environment(OMP_NUM_THREADS="1", **OPEN_MPI),
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    return _ended([started], limit)
+    with tempfile.TemporaryDirectory() as folder:
+        to_file = ["sh", "-c", 'exec "$@" >"$PRINTED/$$" 2>&1', "sh"]
+        started = subprocess.Popen(
+            [launcher, "-n", str(world), *to_file, *command],
+            env=environment(OMP_NUM_THREADS="1", PRINTED=folder, **OPEN_MPI),
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        return _ended([started], limit, Path(folder))
 
 
-def _ended(started: list[subprocess.Popen[str]], limit: float) -> list[Ended]:
-    """Wait for processes; fail the test and kill them all if one is not done in time."""
+def _ended(started: list[subprocess.Popen[str]], limit: float, folder: Path | None = None) -> list[Ended]:
+    """Wait for processes; fail the test and kill them all if one is not done in time.
+
+    The files of a folder, if there is one, are read at the end of each process, as printed by it.
+    """
     until, late = time.monotonic() + limit, []
     found = []
     for rank, process in enumerate(started):
@@ -107,7 +116,8 @@ def _ended(started: list[subprocess.Popen[str]], limit: float) -> list[Ended]:
             late.append(rank)
             process.kill()
             printed, _ = process.communicate()
-        found.append(Ended(process.returncode, printed))
+        files = [path.read_text() for path in sorted(folder.iterdir())] if folder else []
+        found.append(Ended(process.returncode, "".join([*files, printed])))
     if late:
         text = "\n".join(f"-- {rank}: code {one.code}\n{one.printed}" for rank, one in enumerate(found))
         pytest.fail(f"processes {late} are not done after {limit} s:\n{text}")
