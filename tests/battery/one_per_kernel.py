@@ -38,7 +38,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="name the cases and run nothing")
     parser.add_argument("--only", metavar="REGEX", default="", help="only cases whose name matches, as --list shows it")
     asked = parser.parse_args(argv)
-    found = [case for case in chosen() if re.search(asked.only, str(case))]
+    try:
+        only = re.compile(asked.only)
+    except re.error as error:
+        parser.error(f"--only: {asked.only!r} is no regular expression: {error}")
+    found = [case for case in chosen() if only.search(str(case))]
     if not found:
         parser.error(f"--only: {asked.only!r} matches no case; --list names them")
     if asked.list:

@@ -61,3 +61,6 @@ def test_cases_for_the_sanitizer_can_be_selected(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         one_per_kernel.main(["--list", "--only", "rms_norms"])
     assert "--only: 'rms_norms' matches no case; --list names them" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        one_per_kernel.main(["--list", "--only", "rms_norm("])
+    assert "--only: 'rms_norm(' is no regular expression: missing )" in capsys.readouterr().err
