@@ -183,7 +183,7 @@ FORMS: dict[str, Form] = {
     "ENDCOLLECTIVE": Form("NOP", "", "CONTROL"),
     "YIELD": Form("YIELD", "", "CONTROL"),
     "BRA": Form("BRA", "pred? target", "CONTROL"),
-    "BRA.U": Form("BRA", "pred? target", "CONTROL"),
+    "BRA.U": Form("BRA_ALL", "pred? target", "CONTROL"),
     "BRA.DIV": Form("BRA_DIV", "int target", "CONTROL"),
     "BRA.CONV": Form("BRA_CONV", "int target", "CONTROL"),
     "BRA.U.ANY": Form("BRA_ANY", "target", "CONTROL"),
@@ -279,7 +279,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "BAR", "WARPSYNC", "CLUSTER_ARRIVE", "CLUSTER_WAIT", "MEMBAR", "FENCE", "INVALIDATE", "LDGDEPBAR", "DEPBAR",
     ),
     "branch": (
-        "NOP", "OUTSIDE", "YIELD", "BRA", "BRA_DIV", "BRA_CONV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY",
+        "NOP", "OUTSIDE", "YIELD", "BRA", "BRA_ALL", "BRA_DIV", "BRA_CONV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY",
         "BSYNC", "BREAK",
     ),
 }  # fmt: skip

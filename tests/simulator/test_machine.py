@@ -34,6 +34,16 @@ def test_lanes_diverge_and_meet() -> None:
     assert shuffled == [3 + 5] * LANES
 
 
+@pytest.mark.parametrize(("taking", "expected"), [(0x1, 7), (0x0, 0)])
+def test_a_uniform_branch_is_taken_by_all_lanes_or_none(taking: int, expected: int) -> None:
+    """``BRA.U`` with a predicate that only some lanes have: none jumps, so that all still shuffle together."""
+    start = len(["S2R", "LDC", "LDC", "IMAD", "IMAD", "LDG"]) * 16
+    code = [f"LOP3.LUT P0,RZ,R10,{taking:#x},RZ,0xc0,!PT", "MOV R11,RZ", f"@!P0 BRA.U {start + 4 * 16:#x}"]
+    code += ["MOV R11,0x7", "SHFL.IDX PT,R20,R11,0x2,0x1f"]
+    (shuffled,) = evaluate(code, list(range(LANES)))
+    assert shuffled == [expected] * LANES
+
+
 def test_a_shuffle_from_a_lane_that_does_not_take_part_is_a_fault() -> None:
     code = ["LOP3.LUT P0,RZ,R10,0x1,RZ,0xc0,!PT", "@P0 SHFL.IDX PT,R20,R10,0x2,0x1f"]
     with pytest.raises(

@@ -129,7 +129,9 @@ struct Machine : Accesses {
         u32 mask = event.mask;
         switch (code.op) {
             case OP_BRA:
-                warp.branch(code.given[0].present ? mask & read(warp, code.given[0]) : mask, code.target);
+            case OP_BRA_ALL:  // all lanes jump, or none
+                if (code.given[0].present) mask &= read(warp, code.given[0]);
+                warp.branch(code.op == OP_BRA || mask == all ? mask : 0, code.target);
                 return true;
             case OP_BRA_ANY:
                 warp.branch(mask ? all : 0, code.target);
