@@ -70,7 +70,6 @@ EXCUSED = {
     "mobile-bn: batch_norm_backward_reduce NHWC N=128 C=1152 HxW=49": "longer chunks take longer",
     "mobile-bn: batch_norm_stats NHWC N=128 C=672 HxW=196": "longer chunks take longer",
     "mobile-bn: batch_norm_backward_reduce NHWC N=128 C=672 HxW=196": "a wrong prediction: longer chunks are faster",
-    "sdxl-unet: group_norm NHWC N=4 C=1280 HxW=4096 group=32": "a prediction: `cluster` takes longer",
     "odd: layer_norm rows=4005 length=4005": IN_L1,
     "llm-rms: rms_norm rows=65536 length=2048": IN_L1,
     "llm-rms: rms_norm rows=512 length=8192 with residual": IN_L1,

@@ -279,8 +279,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "BAR", "WARPSYNC", "CLUSTER_ARRIVE", "CLUSTER_WAIT", "MEMBAR", "FENCE", "INVALIDATE", "LDGDEPBAR", "DEPBAR",
     ),
     "branch": (
-        "NOP", "OUTSIDE", "YIELD", "BRA", "BRA_ALL", "BRA_DIV", "BRA_CONV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY",
-        "BSYNC", "BREAK",
+        "NOP", "OUTSIDE", "YIELD", "BRA", "BRA_ALL", "BRA_DIV", "BRA_CONV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT",
+        "BSSY", "BSYNC", "BREAK",
     ),
 }  # fmt: skip
 _CLASS_OF = {operation: name for name, operations in CLASSES.items() for operation in operations}

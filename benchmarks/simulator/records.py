@@ -26,8 +26,8 @@ OPERATIONS: tuple[str, ...] = (
     # lanes
     "SHFL",
     # control
-    "NOP", "YIELD", "BRA", "BRA_ALL", "BRA_DIV", "BRA_CONV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK",
-    "WARPSYNC", "BAR", "OUTSIDE",
+    "NOP", "YIELD", "BRA", "BRA_ALL", "BRA_DIV", "BRA_CONV", "BRA_ANY", "BRX", "CALL", "RET", "EXIT", "BSSY", "BSYNC",
+    "BREAK", "WARPSYNC", "BAR", "OUTSIDE",
     # memory
     "LDG", "STG", "LD", "ST", "LDS", "STS", "LDSM", "STSM", "LDL", "STL", "ATOMG", "ATOM_CAS", "LDGSTS", "LDGDEPBAR",
     "DEPBAR", "BULK_LOAD", "BULK_STORE", "MBARRIER_INIT", "MBARRIER_ARRIVE", "MBARRIER_TRY", "MEMBAR", "FENCE",

@@ -174,7 +174,8 @@ class Launch:
         The variant of the kernel, if it has several that differ in their costs: how it copies to shared memory, or
         that it has no loop over rows.
     uneven : bool or None
-        Whether the parts that blocks process are no whole number of packs, or begin between packs. None: the problem's.
+        Whether the parts that blocks process, or the groups, are no whole number of packs, or begin between packs.
+        None: the problem's.
     layout : str or None
         The layout that the kernel is compiled for; None: the problem's.
     takes_tile : bool

@@ -152,6 +152,37 @@ GROUP_CLUSTER_REGISTERS: Named = {
     "slices: NaN in a neighbour": {"shape": (2, 6, 25), "groups": 3, "nan": (0, 2, 4)},
     "slices: 16 bits": {"shape": (2, 6, 65), "groups": 2, "shifts": ALL_OFF, **MIXED},
 }
+#: Channels-last slabs of a forward in the registers of a block of 64 threads, with five packs each.
+GROUP_COLUMNS: Named = {
+    "one column": {"shape": (2, 150, 8), "groups": 2},
+    "idle threads, groups end within packs": {"shape": (2, 35, 24), "groups": 4, "slab": 2},
+    "four groups, some packs without rows": {"shape": (2, 29, 40), "groups": 8, "slab": 4},
+    "more packs than lanes": {"shape": (2, 4, 160), "groups": 1},
+    "as many packs as threads, one row each": {"shape": (1, 2, 512), "groups": 2},
+    "two positions": {"shape": (3, 2, 40), "groups": 4, "slab": 2},
+    "misaligned": {"shape": (2, 20, 24), "groups": 4, "slab": 2, "shifts": ALL_OFF},
+    "three blocks for ten": {"shape": (5, 30, 24), "groups": 4, "slab": 2, "grid": 3},
+    "outliers first": {"shape": (1, 40, 24), "groups": 2, "slab": 2, "outlier": (0, 0, 0)},
+    "a constant far from zero": {"shape": (2, 40, 24), "groups": 2, "slab": 2, **FAR},
+    "NaN in a neighbour": {"shape": (2, 25, 24), "groups": 4, "slab": 2, "nan": (0, 2, 4)},
+    "in place": {"shape": (3, 30, 24), "groups": 4, "slab": 2, "in_place": True},
+    "no parameters": {"shape": (2, 30, 24), "groups": 4, "slab": 2, **NO_PARAMETERS},
+    "16 bits": {"shape": (2, 21, 80), "groups": 8, "slab": 4, "shifts": ALL_OFF, **MIXED},
+    "16 bits, whole packs": {"shape": (2, 21, 80), "groups": 4, "slab": 2, **MIXED},
+}
+#: The same in clusters of two blocks.
+GROUP_CLUSTER_COLUMNS: Named = {
+    "columns: one row per block": {"shape": (2, 2, 24), "groups": 4, "slab": 2},
+    "columns: fewer rows in the last block": {"shape": (2, 35, 40), "groups": 8, "slab": 4},
+    "columns: misaligned": {"shape": (2, 21, 24), "groups": 4, "slab": 2, "shifts": ALL_OFF},
+    "columns: two clusters for ten": {"shape": (5, 40, 24), "groups": 4, "slab": 2, "grid": 4},
+    "columns: outliers first": {"shape": (1, 80, 24), "groups": 2, "slab": 2, "outlier": (0, 0, 0)},
+    "columns: a constant far from zero": {"shape": (2, 40, 24), "groups": 2, "slab": 2, **FAR},
+    "columns: NaN in a neighbour": {"shape": (2, 25, 24), "groups": 4, "slab": 2, "nan": (0, 2, 4)},
+    "columns: in place": {"shape": (3, 41, 24), "groups": 4, "slab": 2, "in_place": True},
+    "columns: no parameters": {"shape": (2, 30, 8), "groups": 2, **NO_PARAMETERS},
+    "columns: 16 bits": {"shape": (2, 21, 80), "groups": 8, "slab": 4, "shifts": ALL_OFF, **MIXED},
+}
 #: For clusters that have the blocks of both samples of a group.
 GROUP_CLUSTER_SAMPLES: Named = {
     "samples: a channel in several packs": {"shape": (2, 6, 35), "groups": 2},
@@ -286,6 +317,16 @@ def _register_cases(op: str) -> Iterator[Case]:
     yield from _made(op, "block", held, threads=64, stages=1, load="registers", packs_per_thread=2)
 
 
+def _column_cases(op: str) -> Iterator[Case]:
+    def last(named: Named) -> Named:
+        return {f"NHWC: {label}": {"last": True, **facts} for label, facts in named.items()}
+
+    if not op.endswith("backward"):
+        fields: dict[str, Any] = {"threads": 64, "stages": 1, "load": "registers"}
+        yield from _made(op, "block", last(GROUP_COLUMNS), **fields, packs_per_thread=5)
+        yield from _made(op, "cluster", last(GROUP_CLUSTER_COLUMNS), **fields, cluster=2)
+
+
 def _kept(backward: bool) -> Named:
     """Problems of `grid` with keep=shared. A backward has no moments that an outlier could spoil."""
     if not backward:
@@ -345,6 +386,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     yield from made("block", block, threads=64, stages=2, load="cp_async", packs_per_thread=1)
     yield from made("block", GROUP_BLOCK_BULK, threads=64, stages=2, load="bulk", packs_per_thread=1)
     yield from _register_cases(op)
+    yield from _column_cases(op)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
     yield from made("grid", layout(_kept(backward), "NHWC: kept"), threads=64)

@@ -92,6 +92,11 @@ def _of_groups(op: str) -> Iterator[Case]:
     bulk = {label: facts for label, facts in OF_SLABS.items() if not label.startswith("NHWC")}
     yield from made("block", bulk, packs_per_thread=1, **staged | {"load": "bulk"})
     yield from made("cluster", OF_BLOCK, cluster=2, **held)
+    if op == "group_norm":
+        columns = {f"{label}, columns": OF_SLABS[label] for label in ("NHWC: rows of packs",)}
+        columns["NHWC: groups end within packs"] = {"shape": (2, 9, 40), "groups": 4, "slab": 4, "last": True, **HALF}
+        yield from made("block", columns, packs_per_thread=2, **held)
+        yield from made("cluster", columns, cluster=2, **held)
     yield from made("cluster", OF_SLABS, cluster=2, **staged)
     yield from made("grid", OF_GRID, threads=64)
     split = {

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from cunorm.core.devices import KNOWN
 from cunorm.core.errors import CompileError
 from cunorm.core.problem import ITEMSIZE, LAYOUTS
 from cunorm.core.strategy import Tile
@@ -161,6 +162,27 @@ def test_a_grid_without_an_activation_does_not_spill(dtype: str) -> None:
             for launch in {one.kernel: one for one in case.solver.launches(problem, tile)}.values():
                 code = sources.kernel_text(launch, problem, case.solver, tile, text)
                 found.append(Build(case, tile, launch.kernel, launch.threads, text, code, architecture, NVRTCS[-1]))
+    assert faults(gate.run(found, threads=THREADS)) == ""
+
+
+@needs_nvrtc
+def test_a_cluster_of_columns_with_many_packs_does_not_spill() -> None:
+    """Its packs per thread follow from the problem, and the gate's problem for the tile has few."""
+    case, found = GateCase("group_norm", "cluster", "bfloat16", "NHWC"), []
+    for groups, packs in ((1, 11), (2, 10), (4, 8)):
+        tile = Tile("cluster", threads=256, cluster=2, groups=groups, load="registers", stages=1)
+        problem = gate.demanding(gate.problem_for(case.op, case.strategy, case.dtype, case.layout, tile))
+        # Groups of 10 channels end within packs.
+        problem = replace(problem, C=32 * (8 if groups == 1 else 20 if groups == 2 else 10))
+        columns = groups * problem.group_channels // problem.pack
+        problem = replace(problem, HxW=2 * packs * (tile.threads // columns))
+        assert case.solver.of(problem, tile).refuses(KNOWN["H100"]) is None
+        assert case.solver.of(replace(problem, HxW=problem.HxW + 2), tile).refuses(KNOWN["H100"]) is not None
+        (launch,) = case.solver.launches(problem, tile)
+        assert launch.constants["packs_per_thread"] == packs
+        for text in TEXTS:
+            code = sources.kernel_text(launch, problem, case.solver, tile, text)
+            found.append(Build(case, tile, launch.kernel, launch.threads, text, code, "sm_90", NVRTCS[-1]))
     assert faults(gate.run(found, threads=THREADS)) == ""
 
 

@@ -150,6 +150,13 @@ def _group(op: str) -> Iterator[Row]:
     yield Row(op, "block", "in registers", (8, 16, 64, 2), held)
     yield Row(op, "block", "in registers, odd planes", (16, 16, 49, 2), held, fetched=EDGE)
     yield Row(op, "block", "in registers, HxW = 1", (64, 512, 1, 2), held)
+    if op == "group_norm":
+        columns = block | {"stages": 1, "load": "registers", "packs_per_thread": 2}
+        pieces = slab | {"stages": 1, "load": "registers", "cluster": 2}
+        yield Row(op, "block", "channels last, in registers", (4, 64, 49, 8), columns, layout="NHWC")
+        idle = columns | {"packs_per_thread": 4}
+        yield Row(op, "block", "channels last, in registers, idle threads", (4, 192, 33, 8), idle, layout="NHWC")
+        yield Row(op, "cluster", "channels last, in registers", (4, 64, 99, 8), pieces, layout="NHWC")
     cluster = slab | {"cluster": 2, "load": "bulk", **({"samples": 1} if op.endswith("backward") else {})}
     yield Row(op, "cluster", "aligned planes", (4, 16, 1024, 4), cluster)
     yield Row(op, "cluster", "odd planes", (4, 32, 147, 4), cluster, fetched=EDGE)
@@ -330,6 +337,9 @@ def _wide() -> Iterator[Row]:
         yield Row(op, "block", "wide y, odd planes", (8, 16, 217, groups), block, fetched=EDGE, wide=RAGGED_HALVES)
         yield Row(op, "block", "wide y, channels last", (4, 64, 49, 4), slabs, layout="NHWC")
         yield Row(op, "block", "wide y, in registers", (4, 16, 64, groups), held | {"packs_per_thread": 2})
+        if op == "group_norm":
+            columns = held | {"packs_per_thread": 2}
+            yield Row(op, "block", "wide y, channels last, in registers", (4, 64, 49, 4), columns, layout="NHWC")
         yield Row(op, "cluster", "wide y", (4, 16, 1024, groups), held | {"load": "bulk", "cluster": 2})
         grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, "keep": "l2"}
         split = {"threads": 64, "chunk": 1024}

@@ -1,17 +1,15 @@
 """Strategies `block` and `cluster` of GroupNorm.
 
-`block` holds a slab, some groups of one sample, in the shared memory of a block, or one group in its registers.
-`cluster` holds one piece of a slab in the shared memory of each block of a cluster, or a slice of one group in its
-registers.
+`block` holds a slab, some groups of one sample, in the shared memory of a block, or in its registers. `cluster` holds
+one piece of a slab in the shared memory or in the registers of each block of a cluster. A channels-first slab in
+registers is one group.
 """
 
 from __future__ import annotations
 
-import math
-
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE, Problem
+from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Tile, Tiling, ceil_div, refuses_threads
 from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
@@ -27,15 +25,16 @@ from cunorm.ops.common.limits import (
 )
 from cunorm.ops.common.slab_sweep import Slab
 
-from .one_sweep import OneSweep, Runs
+from .one_sweep import OneSweep, Runs, WholeGroups
 from .warp import WARP_SPACE
 
-SECTOR_BYTES = 32  # smallest transfer from DRAM and L2
 MOST_STAGES = 8
 #: Values of ``load``: bulk copies by one thread, asynchronous copies by all threads, or loads into registers.
 BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
 PHASES = 3  # for the cost model: loads, sums, stores
-WORDS = 4  # registers per pack
+WORD, WORDS = 4, 4  # bytes of a register, registers per pack
+#: Channels-last slabs in registers: most groups of a slab, whose sums all threads hold, and working registers.
+MOST_GROUPS, COLUMN_WORK = 4, 61
 #: A thread that holds at most FEW_PACKS packs, or half of it if blocks share a group, uses about LEAN_REGISTERS
 #: registers, as compiled for 16-bit data on sm_90; the launch bounds allow more. Only the cost model uses it, for the
 #: number of resident blocks.
@@ -43,11 +42,13 @@ FEW_PACKS, LEAN_REGISTERS = 4, 80
 #: Fields of a slab in shared memory: its groups, the stages of its copies, and the kind of copies. The cost model does
 #: not distinguish stages and kinds of loads, and selects the first legal tile: registers need no copy in shared memory.
 _SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (1, 4), "load": (BULK, CP_ASYNC)}
+#: The packs per thread that are worth trying, and those for a channels-first run: more than eight of it spill.
+PACKS, RUN_PACKS = (1, 2, 3, 4, 6, 8, 12), (1, 2, 4, 8)
 BLOCK_SPACE = {
     "threads": (32, 64, 128, 256, 512),
     **_SLABS,
     "load": (REGISTERS, BULK, CP_ASYNC),
-    "packs_per_thread": (1, 2, 4, 8),
+    "packs_per_thread": PACKS,
 }
 CLUSTER_SPACE = {"threads": (128, 256, 512), "cluster": (2, 4, 8, 16), **_SLABS, "load": (REGISTERS, BULK, CP_ASYNC)}
 #: `samples` is the number of samples whose blocks are in one cluster: 1, or all.
@@ -59,28 +60,14 @@ def load_of(tile: Tile) -> str:
     return str(tile.load)
 
 
-class _Slabs(OneSweep):
+class _Slabs(WholeGroups):
     """Tiling with slabs of groups that are copied asynchronously to shared memory."""
 
     @lazy
     def slab(self) -> Slab:
         """Slab of the tile's groups, cut into pieces."""
-        channels, problem = self.tile.groups * self.problem.group_channels, self.problem
-        return Slab(problem.layout, channels, problem.HxW, problem.pack, self.tile.threads, self.pieces)
-
-    def tensor_bytes(self, name: str) -> int:
-        """Bytes of the 32-byte sectors that are accessed to read or write a tensor once.
-
-        Rows of few channels share sectors with neighbouring slabs. In a sector, rows begin at each multiple of `step`
-        equally often.
-        """
-        problem, nbytes = self.problem, self.problem.nbytes_of(name)
-        if problem.layout == "NCHW" or self.tile.groups == problem.group:
-            return nbytes
-        itemsize = ITEMSIZE[problem.dtype_of(name)]
-        row = self.slab.channels * itemsize
-        step = math.gcd(row, problem.C * itemsize, SECTOR_BYTES)
-        return nbytes * (row + SECTOR_BYTES - step) // row
+        problem = self.problem
+        return Slab(problem.layout, self.channels, problem.HxW, problem.pack, self.tile.threads, self.pieces)
 
     @lazy
     def shared(self) -> int:
@@ -104,8 +91,8 @@ class _Slabs(OneSweep):
         tile = self.tile
         if (sentence := refuses_threads(tile)) is not None:
             return sentence
-        if self.problem.group % tile.groups:
-            return f"groups is {tile.groups}, expected a divisor of the number of groups, {self.problem.group}"
+        if (sentence := self.refuses_groups()) is not None:
+            return sentence
         if tile.stages > MOST_STAGES:
             return f"stages is {tile.stages}, expected at most {MOST_STAGES}"
         if load_of(tile) == BULK:
@@ -182,6 +169,8 @@ class _InRegisters(Runs):
         if tile.groups > 1 or tile.stages > 1:
             fields = f"groups is {tile.groups} and stages is {tile.stages}"
             return f"{fields}, expected 1 and 1: load={REGISTERS} loads one whole group"
+        if (packs := int(tile.as_dict().get("packs_per_thread", 1))) > RUN_PACKS[-1]:
+            return f"packs_per_thread is {packs}, expected at most {RUN_PACKS[-1]} for channels-first data"
         sentence = refuses_threads(tile) or self.refuses_capacity() or refuses_shared(self.shared, device)
         return sentence or refuses_resident(self.held, tile, device)
 
@@ -189,6 +178,8 @@ class _InRegisters(Runs):
     def worth(self) -> bool:
         """Whether half the packs per thread would not hold the group, and `warp` is not better."""
         tile, problem = self.tile, self.problem
+        if tile.packs_per_thread not in RUN_PACKS:
+            return False
         half = tile.threads * tile.packs_per_thread // 2 * problem.pack
         fits = tile.groups == tile.stages == 1 and (tile.packs_per_thread == 1 or problem.group_length > half)
         return fits and not _better_in_a_warp(problem)
@@ -202,6 +193,105 @@ class _InRegisters(Runs):
         """
         few = self._tensors * self.packs * min(self.pieces, 2) <= FEW_PACKS
         return self.run_launches(LEAN_REGISTERS if few else RESIDENT_REGISTERS, PHASES)
+
+
+class _Columns(WholeGroups):
+    """Tiling of a forward with one block per channels-last slab, in registers. A thread holds packs of one column."""
+
+    variant = "_columns"
+
+    @lazy
+    def columns(self) -> int:
+        """Columns of packs of a slab."""
+        return max(1, self.channels // self.problem.pack)
+
+    @lazy
+    def parts(self) -> int:
+        """Threads per column."""
+        return max(1, self.tile.threads // self.columns)
+
+    @lazy
+    def rows(self) -> int:
+        """Rows of the largest piece."""
+        return ceil_div(self.problem.HxW, self.pieces)
+
+    @lazy
+    def needed(self) -> int:
+        """Packs of a column that a thread holds at least, so that the threads of a column hold all its rows."""
+        return ceil_div(self.rows, self.parts)
+
+    @lazy
+    def packs(self) -> int:
+        """Packs per thread."""
+        return self.tile.packs_per_thread
+
+    @lazy
+    def shared(self) -> int:
+        """Bytes of shared memory per block: the sums of its warps, and those that other blocks of a cluster read."""
+        warps, shared = self.tile.threads // WARP, self.pieces > 1
+        rows = 2 * (warps + shared) if warps > 1 or shared else 0
+        return rows * int(self.tile.groups) * self.problem.pair
+
+    @lazy
+    def held(self) -> int:
+        """Registers that a thread needs at least: its packs, the sums of its channels and of the slab's groups."""
+        words = self.problem.sum_itemsize // WORD
+        sums = words * (2 * self.problem.pack + 3 * self.tile.groups)
+        work = COLUMN_WORK + 4 * (words - 1) + 4 * (self.pieces > 1)
+        return work + sums + WORDS * self.packs
+
+    @lazy
+    def registers(self) -> int:
+        """Registers per thread as compiled for sm_90, for the cost model: fewer if no pack has two groups."""
+        return self.held - (12 if self.problem.group_channels % self.problem.pack else 30)
+
+    def refuses(self, device: Device) -> str | None:
+        """See `Tiling.refuses`."""
+        tile = self.tile
+        if tile.stages > 1:
+            return f"stages is {tile.stages}, expected 1: load={REGISTERS} loads the whole slab"
+        if tile.groups > MOST_GROUPS:
+            return f"groups is {tile.groups}, expected at most {MOST_GROUPS} with load={REGISTERS}"
+        if (sentence := self.refuses_groups() or refuses_threads(tile) or self._refuses_columns()) is not None:
+            return sentence
+        if self.needed > self.packs:
+            hold = f"{tile.threads} threads with packs_per_thread={self.packs} hold {self.parts * self.packs}"
+            return f"a slab has {self.rows} rows of {self.columns} packs, but {hold}"
+        return refuses_shared(self.shared, device) or refuses_resident(self.held, tile, device)
+
+    def _refuses_columns(self) -> str | None:
+        """Return the error message if rows are not whole packs of at most two groups each, or None."""
+        tile, pack = self.tile, self.problem.pack
+        if self.problem.group_channels < pack:
+            return f"a group has {self.problem.group_channels} channels, load={REGISTERS} expects at least {pack}"
+        if self.channels % pack:
+            return f"{tile.groups} groups have {self.channels} channels, load={REGISTERS} expects a multiple of {pack}"
+        if self.columns > tile.threads:
+            return f"a row of {tile.groups} groups has {self.columns} packs, but a block has {tile.threads} threads"
+        return None
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether no smaller value of the search space holds the slab, and the unused field has its first value."""
+        fits = (packs for packs in PACKS if packs >= self.needed)
+        return bool(self.tile.stages == 1 and self.packs == next(fits, None))
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """Launch of the kernel."""
+        slabs = self.problem.N * (self.problem.group // self.tile.groups)
+        grid = whole_clusters(slabs * self.pieces, self.cluster)
+        return self.one_sweep(
+            grid,
+            {},
+            packs=grid * self.tile.threads * self.packs,
+            uneven=self.problem.group_channels % self.problem.pack > 0,
+            registers=self.registers,
+            phases=PHASES,
+            shared_bytes=self.shared,
+            cluster=self.cluster,
+            constants={"packs_per_thread": self.packs, "slab_groups": self.tile.groups},
+        )
 
 
 class _Clustered(OneSweep):
@@ -281,11 +371,42 @@ class _ClusterRegisters(_Clustered, _InRegisters):
         return bool(self.tile.groups == self.tile.stages == 1)
 
 
+class _ClusterColumns(_Clustered, _Columns):
+    """Tiling of a forward with one cluster of blocks per channels-last slab, in registers."""
+
+    def refuses(self, device: Device) -> str | None:
+        """See `Tiling.refuses`."""
+        if (sentence := self.refuses_cluster(device)) is not None:
+            return sentence
+        if (self.pieces - 1) * self.rows >= self.problem.HxW:
+            return f"{self.problem.HxW} rows are too few for {self.pieces} pieces"
+        return super().refuses(device)
+
+    @lazy
+    def packs(self) -> int:
+        """Packs per thread: as few as hold the rows of a piece."""
+        return self.needed
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether the unused field has its first value."""
+        return bool(self.tile.stages == 1)
+
+
+def _in_columns(problem: Problem) -> bool:
+    """Whether a slab in registers is cut into columns. The kernels of gradients have channels-first runs only."""
+    return problem.layout == "NHWC" and not problem.is_backward
+
+
 def group_cluster(problem: Problem, tile: Tile) -> Tiling:
     """Tiling of a tile of `cluster`."""
-    return _ClusterRegisters(problem, tile) if load_of(tile) == REGISTERS else _StagedCluster(problem, tile)
+    if load_of(tile) != REGISTERS:
+        return _StagedCluster(problem, tile)
+    return _ClusterColumns(problem, tile) if _in_columns(problem) else _ClusterRegisters(problem, tile)
 
 
 def group_block(problem: Problem, tile: Tile) -> Tiling:
     """Tiling of a tile of `block`."""
-    return _InRegisters(problem, tile) if load_of(tile) == REGISTERS else _Staged(problem, tile)
+    if load_of(tile) != REGISTERS:
+        return _Staged(problem, tile)
+    return _Columns(problem, tile) if _in_columns(problem) else _InRegisters(problem, tile)

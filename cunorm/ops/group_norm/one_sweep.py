@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from cunorm.core.locks import lazy
+from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import parameter_launches, parameter_workspace
 from cunorm.ops.common.limits import WARP, round_up, whole_clusters
 from cunorm.ops.common.register_rows import parameter_bytes
 from cunorm.ops.common.slab_sweep import channel_lanes
+
+SECTOR_BYTES = 32  # smallest transfer from DRAM and L2
 
 
 class OneSweep(Tiling):
@@ -75,6 +79,35 @@ class OneSweep(Tiling):
         main = Launch(entry, entry, grid, self.tile.threads, {**self._given, **shape}, traffic=traffic, **facts)
         second = problem.wants_parameters and rows > 1
         return (main, *parameter_launches(problem, rows)) if second else (main,)
+
+
+class WholeGroups(OneSweep):
+    """Tiling with slabs of neighbouring whole groups of one sample: ``groups`` of them."""
+
+    @lazy
+    def channels(self) -> int:
+        """Channels of a slab."""
+        return int(self.tile.groups * self.problem.group_channels)
+
+    def tensor_bytes(self, name: str) -> int:
+        """Bytes of the 32-byte sectors that are accessed to read or write a tensor once.
+
+        Rows of few channels share sectors with neighbouring slabs. In a sector, rows begin at each multiple of `step`
+        equally often.
+        """
+        problem, nbytes = self.problem, self.problem.nbytes_of(name)
+        if problem.layout == "NCHW" or self.tile.groups == problem.group:
+            return nbytes
+        itemsize = ITEMSIZE[problem.dtype_of(name)]
+        row = self.channels * itemsize
+        step = math.gcd(row, problem.C * itemsize, SECTOR_BYTES)
+        return nbytes * (row + SECTOR_BYTES - step) // row
+
+    def refuses_groups(self) -> str | None:
+        """Return the error message if the groups cannot be divided into slabs, or None."""
+        if self.problem.group % self.tile.groups:
+            return f"groups is {self.tile.groups}, expected a divisor of the number of groups, {self.problem.group}"
+        return None
 
 
 class Runs(OneSweep):
