@@ -355,6 +355,8 @@ def test_a_table_that_cannot_be_written_is_an_error_before_tuning(
 
 # ---- wrong arguments ------------------------------------------------------------------------------------------------
 
+#: Last lines of a damaged journal: no JSON, half a record, and a record that is not Optuna's.
+DAMAGED = ("garbage", '{"op_code":2,"wor', '{"op_code":99}', '{"op_code":4}', "[]")
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "nothing": (("tune",), 2, "--shape, --workload, --from-trace or --stale: received none, expected exactly one"),
     "two sources": (("tune", "--shape", "1,2", "--workload", "llm"), 2, "received --shape and --workload, expected"),
@@ -419,6 +421,14 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a storage in no folder": ((*TUNE, "--storage", "no/where/j"), 2, "cannot be opened: no folder no/where"),
     "no storage": ((*TUNE, "--storage", ""), 2, "--storage: '': cannot be opened: expected a file or a URL"),
     "a storage of something else": ((*TUNE, "--storage", "corrupt"), 2, "--storage: 'corrupt': cannot be opened"),
+    **{
+        f"a damaged storage: {line}": (
+            (*TUNE, "--storage", line),
+            2,
+            f"--storage: {line!r}: cannot be opened: damaged, a line is not a record of an Optuna journal",
+        )
+        for line in DAMAGED
+    },
     "time that is none": ((*TUNE, "--seconds", "nan"), 2, "--seconds: nan"),
     "a seed": ((*TUNE, "--seed", "-1"), 2, "--seed: -1"),
     "a loop of links": ((*TUNE, "--table", "loop"), 2, "loop"),
@@ -450,6 +460,8 @@ def test_a_wrong_argument_is_one_line_on_stderr(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
     (tmp_path / "corrupt").write_text('{"a')
+    for line in DAMAGED:
+        (tmp_path / line).write_text(f'{{"op_code":0,"worker_id":"w","study_name":"s","directions":[1]}}\n{line}\n')
     (tmp_path / "report.md").write_text("# Report")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "linked.json.lock").symlink_to(tmp_path / "corrupt")

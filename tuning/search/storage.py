@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import time
@@ -20,6 +21,7 @@ from cunorm.core import cache_folder
 StorageError = optuna.exceptions.OptunaError
 PAUSES = (0.2, 0.5, 1.0)  # pauses between attempts to open a database, in seconds
 HEAD = b'{"op_code"'  # first bytes of a journal
+DAMAGED = "damaged, a line is not a record of an Optuna journal; name another file"
 SHORTEST_SECRET = 3  # minimum length of a secret that is removed from messages: a shorter one matches in any text
 GRACE_SECONDS = 10  # age after which the lock of a journal counts as abandoned
 
@@ -51,9 +53,7 @@ def storage_of(url: str | None) -> BaseStorage | None:
         else:
             if not url or not path.parent.is_dir():
                 raise ValueError(f"no folder {path.parent}" if url else "expected a file or a URL")
-            lock = JournalFileOpenLock(str(path), grace_period=GRACE_SECONDS)
-            _mend(path, lock)
-            made = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+            made = _journal_in(path)
         made.get_all_studies()
     except Exception as error:  # database drivers raise exceptions of many types
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -100,8 +100,24 @@ def _database(url: str) -> BaseStorage:
     return optuna.storages.get_storage(url)
 
 
+def _journal_in(path: Path) -> BaseStorage:
+    """Open a journal file, or begin a new one. ValueError if it is damaged."""
+    lock = JournalFileOpenLock(str(path), grace_period=GRACE_SECONDS)
+    _mend(path, lock)
+    try:
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    except OSError:
+        raise
+    except Exception:  # for a line that is not JSON, for another record than Optuna's, for one without a field
+        raise ValueError(DAMAGED) from None
+
+
 def _mend(path: Path, lock: JournalFileOpenLock) -> None:
-    """Remove an incomplete last line that a killed process left. Lines after it could not be read."""
+    """Remove an incomplete last line that a killed process left. Lines after it could not be read.
+
+    Optuna reads a whole last line that is not JSON as one that is still being written, and fails at the next line. So
+    it is checked here (ValueError), while no process writes.
+    """
     if not path.exists():
         return
     if not path.is_file():
@@ -115,9 +131,20 @@ def _mend(path: Path, lock: JournalFileOpenLock) -> None:
         with path.open("rb+") as file:
             data = file.read()
             if data and not data.endswith(b"\n"):
-                file.truncate(data.rfind(b"\n") + 1)
+                data = data[: data.rfind(b"\n") + 1]
+                file.truncate(len(data))
+        if data:
+            _check_record(data[data.rfind(b"\n", 0, -1) + 1 :])
     finally:
         lock.release()
+
+
+def _check_record(line: bytes) -> None:
+    """Check that a line of a journal is JSON (ValueError)."""
+    try:
+        json.loads(line)
+    except ValueError:
+        raise ValueError(DAMAGED) from None
 
 
 def journal(folder: Path, table: Path, resume: bool) -> Path:
