@@ -25,6 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cunorm
+from cunorm.core.files import file_to_write
 
 if __package__:
     from .digits_checks import CheckedLibrary, GradientMismatch
@@ -42,6 +43,7 @@ BATCH = 64
 LEARNING_RATE = 3e-3
 CHECK_EVERY = 20  # steps between two comparisons with the oracle
 REQUIRED_ACCURACY = 0.95
+PLOTS = (".png", ".svg", ".pdf")  # formats of the plot
 
 
 @dataclass
@@ -141,7 +143,7 @@ def run(  # noqa: PLR0913  # a keyword for each choice
 
 
 def plot(result: Result, path: Path, executor: str) -> None:
-    """Write the loss per step and the test accuracy per epoch as a PNG."""
+    """Write the loss per step and the test accuracy per epoch in one of the formats `PLOTS`."""
     from matplotlib.figure import Figure
 
     losses, accuracies = np.array(result.losses), 100 * np.array(result.accuracies)
@@ -196,7 +198,7 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=6, help="passes over the training images")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the images")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="dtype of all arrays")
-    parser.add_argument("--plot", type=Path, default=Path("digits_loss.png"), metavar="FILE.png", help="loss plot")
+    parser.add_argument("--plot", default="digits_loss.png", metavar="FILE", help="loss plot: .png, .svg or .pdf")
     parser.add_argument("--processes", type=int, default=1, help="processes that train together, on the CPU")
     parser.add_argument(
         "--engine", choices=tuple(ENGINES), help="how they exchange data; default: one that is installed"
@@ -205,6 +207,19 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser.add_argument("--meet", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     return parser
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Check numbers, and the name of the plot, which gets a suffix and becomes a path. A wrong value ends the run."""
+    for name, least in (("epochs", 1), ("processes", 1), ("seed", 0)):
+        value = getattr(options, name)
+        if not least <= value < 2**32:
+            parser.error(f"--{name}: {value}, expected at least {least}, and less than 2^32")
+    try:
+        bare = options.plot and not Path(options.plot).is_dir() and not Path(options.plot).suffix
+        options.plot = file_to_write("--plot", options.plot + PLOTS[0] if bare else options.plot, PLOTS)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def train(options: argparse.Namespace, xp: Any, executor: str, group: Group) -> int:
@@ -249,11 +264,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 if the network reaches the required accuracy and every check passes, else 1."""
     parser = parser_of_options()
     options = parser.parse_args(argv)
-    for name, number in (("--epochs", options.epochs), ("--processes", options.processes)):
-        if number < 1:
-            parser.error(f"{name}: {number}, expected at least 1")
-    if not options.plot.absolute().parent.is_dir():
-        parser.error(f"--plot: no folder {options.plot.absolute().parent}")
+    check(options, parser)
     several = options.processes > 1
     if several and options.device == "gpu":
         parser.error("--device: gpu, expected cpu with several --processes")

@@ -345,6 +345,15 @@ def test_command_line(
     assert train_digits.main(arguments) == 0
 
 
+def test_the_path_of_a_plot_without_a_suffix_is_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_digits, "split_digits", FewDigits(16))
+    train_digits.main(["--device", "cpu", "--epochs", "1", "--plot", str(tmp_path / "loss")])
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["plot", str(tmp_path / "loss.png")]
+    assert (tmp_path / "loss.png").is_file()
+
+
 def test_a_failed_check_is_a_failed_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,7 +367,12 @@ def test_a_failed_check_is_a_failed_run(
     ("arguments", "says"),
     [
         (["--epochs", "0"], "--epochs: 0"),
-        (["--plot", "no/such/folder/loss.png"], "--plot: no folder"),
+        (["--seed", "-1"], "--seed: -1, expected at least 0, and less than 2^32"),
+        (["--plot", "no/such/folder/loss.png"], "--plot: 'no/such/folder/loss.png', expected a file in an existing"),
+        (["--plot", "x.txt"], "--plot: 'x.txt', expected a name that ends in .png, .svg, .pdf"),
+        (["--plot", "/proc/x.png"], "--plot: cannot write in /proc: "),
+        (["--plot", "/tmp"], "--plot: '/tmp', expected a file in an existing folder"),
+        (["--plot", ""], "--plot: '', expected a file in an existing folder"),
         (["--dtype", "int8"], "--dtype"),
         (["--norm", "weight"], "argument --norm: invalid choice: 'weight'"),
     ],

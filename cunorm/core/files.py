@@ -1,10 +1,11 @@
-"""Atomic replacement of files."""
+"""Files that a command writes: a check of their names, and atomic replacement."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -35,3 +36,35 @@ def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def file_to_write(option: str, name: str | None, suffixes: Sequence[str] = ()) -> Path | None:
+    """The path that an option names for a result. It is checked before the result is computed, which may take an hour.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option, for messages.
+    name : str or None
+        None: the option is absent.
+    suffixes : sequence of str
+        The suffixes that the name may have, in lower case; empty: any.
+
+    Raises
+    ------
+    ValueError
+        If it is not a name of a file, or the file cannot be written.
+    """
+    if name is None:
+        return None
+    path = Path(name)
+    if not name or path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option}: {name!r}, expected a file in an existing folder")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{option}: {name!r}, expected a name that ends in {', '.join(suffixes)}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option}: cannot write in {path.parent}: {error.strerror}") from error
+    return path

@@ -11,7 +11,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from cunorm.core.errors import TraceError
 from cunorm.core.errors import sentence as sentence_of
-from cunorm.core.files import write_whole
+from cunorm.core.files import file_to_write, write_whole
 from cunorm.core.problem import Problem
 from cunorm.core.terminal import with_bar
 from cunorm.executors.choose import executor
@@ -76,23 +75,6 @@ def _peers(names: str | None) -> list[str]:
         if name not in PEERS:
             raise ValueError(f"--peers: {name!r}, expected some of {', '.join(PEERS)}, or '' for none")
     return list(dict.fromkeys(found))
-
-
-def _file(option: str, name: str | None, suffixes: Sequence[str] = ()) -> Path | None:
-    """The path to write to. An invalid path raises ValueError now, not after an hour on a GPU."""
-    if name is None:
-        return None
-    path = Path(name)
-    if not name or path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option}: {name!r}, expected a file in an existing folder")
-    if suffixes and path.suffix.lower() not in suffixes:
-        raise ValueError(f"{option}: {name!r}, expected a name that ends in {', '.join(suffixes)}")
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ValueError(f"{option}: cannot write in {path.parent}: {error.strerror}") from error
-    return path
 
 
 def _state() -> dict[str, str]:
@@ -198,7 +180,10 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         problems, peers, rounds = _wanted(asked), _peers(asked.peers), _rounds(asked)
         if asked.rehearse and asked.plot is not None:
             raise ValueError("--plot: a rehearsal has no times to draw; leave out --rehearse on a machine with a GPU")
-        to_json, to_plot = _file("--json", asked.json), _file("--plot", asked.plot, (".png", ".svg", ".pdf"))
+        to_json, to_plot = (
+            file_to_write("--json", asked.json),
+            file_to_write("--plot", asked.plot, (".png", ".svg", ".pdf")),
+        )
         if to_plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot: matplotlib is missing; type: pip install 'cunorm[tune]'")
     except (OSError, TraceError, TypeError, ValueError) as error:
