@@ -184,6 +184,10 @@ def number(name: str, value: object) -> float:
         return float("inf")
 
 
+#: Smallest magnitude above 0, and the largest, of dtypes in which kernels compute; that of float64 is that of a float.
+RANGES = {"float32": (2.0**-149, 2.0**128 - 2.0**104)}
+
+
 def epsilon(value: object, name: str = "eps") -> float:
     """eps as a float: finite and not negative."""
     if value.__class__ is float and 0 <= value < float("inf"):
@@ -192,6 +196,15 @@ def epsilon(value: object, name: str = "eps") -> float:
     if not 0 <= found < float("inf"):
         raise ValueError(f"{name}: {found}, expected a finite number of at least 0")
     return found
+
+
+def in_range(name: str, value: float, dtype: str, why: str) -> None:
+    """Check that a float does not become 0 or infinite when it is rounded to a dtype (ValueError)."""
+    least, most = RANGES.get(dtype, (0.0, float("inf")))
+    if value and not least <= abs(value) <= most:
+        raise ValueError(
+            f"{name}: {value}, expected 0 or a magnitude from {least:.2g} to {most:.2g}, the range of {dtype}{why}"
+        )
 
 
 def flag(name: str, value: object) -> bool:

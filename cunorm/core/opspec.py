@@ -60,11 +60,14 @@ class Number:
         Value from the user -> float; raises the error for a wrong value.
     typical : callable, optional
         Problem -> value that the tests and the tuner pass; None: they pass the default.
+    rounded : bool
+        Whether kernels round it to the accumulator's dtype. A call then refuses a number outside that dtype's range.
     """
 
     default: float | None
     validate: Callable[[Any], float]
     typical: Callable[[Problem], float] | None = None
+    rounded: bool = True
 
     def of(self, problem: Problem) -> float:
         """The value that the tests and the tuner pass for a problem."""

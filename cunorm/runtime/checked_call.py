@@ -17,6 +17,7 @@ from cunorm.core.arrays import (
     Array,
     addresses,
     extent,
+    in_range,
     kind_of,
     namespace,
     overlap,
@@ -25,6 +26,7 @@ from cunorm.core.arrays import (
     row_stride,
     same_elements,
 )
+from cunorm.core.problem import accumulator
 from cunorm.executors.choose import capturing, on
 from cunorm.tiling import problem_trace
 
@@ -153,6 +155,8 @@ class Call:
         if self.direct and plan.strategy is not None and plan.strategy.in_place:
             names = [*self.names, *(None if result is None else result.name for result in self.results)]
             self.pairs = [(names.index(to), names.index(of)) for to, of in in_place.items() if to in names]
+        #: Numbers that were checked last. Those of an op without numbers are.
+        self._fitting: tuple[float, ...] = ()
         #: The addresses of direct calls that were checked, and whether specialised kernels may run on them.
         self._seen: dict[tuple[int, ...], bool] = {}
 
@@ -164,6 +168,8 @@ class Call:
         numbers: tuple[float, ...] = (),
     ) -> Any:
         """Run on arrays of the checked signature; return the results in order, None for those not requested."""
+        if numbers != self._fitting:
+            self._check_numbers(numbers)
         if not self.direct or out is None:
             return self._general(inputs, out, workspace, numbers)
         values = addresses(self.kind, (*inputs, *out, workspace))
@@ -177,6 +183,14 @@ class Call:
             values = (*values, *numbers, *self.measured)  # type: ignore[arg-type]
         self.plan.run(values, self.touched, assumed)
         return out
+
+    def _check_numbers(self, numbers: tuple[float, ...]) -> None:
+        """Check that the kernels' arithmetic represents the numbers of a call (ValueError). Most calls repeat them."""
+        problem = self.plan.problem
+        for (name, number), value in zip(problem.spec.numbers.items(), numbers, strict=True):
+            if number.rounded:
+                in_range(name, value, accumulator(problem.dtype), f", in which {problem.dtype} is computed")
+        self._fitting = numbers
 
     def _check_addresses(
         self,

@@ -91,6 +91,36 @@ def names_of(one: Contract, among: Iterable[str]) -> list[str]:
     return [name for name in among if name in OPS[one.op].inputs]
 
 
+FORWARDS = [one for one in WORKING if "eps" in OPS[one.op].numbers]
+
+
+@of(FORWARDS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_message_for_an_eps_outside_float32_names_its_range(one: Contract, dtype: str) -> None:
+    """A plan's call is refused as a call of the function is, also after a right call."""
+    x, options = one.right()["x"].astype(DTYPES[dtype]), one.made().options
+    call = partial(getattr(cunorm, one.op), x, **{k: v for k, v in options.items() if k in taken(one.op)})
+    said = rf"^eps: 1e\+39, expected 0 or .* 1.4e-45 to 3.4e\+38, the range of float32, in which {dtype} is computed$"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=said):
+            call(eps=1e39)
+        call(eps=0.0)
+    asked = {name: value for name, value in options.items() if name in OPS[one.op].options}
+    planned = cunorm.plan(one.op, shape=x.shape, dtype=dtype, device="cpu", **asked)
+    with pytest.raises(ValueError, match=said):
+        planned(x, eps=1e39)
+    call(eps=3.4e38)
+    call(eps=1.5e-45)
+
+
+@of(FORWARDS)
+def test_float64_takes_an_eps_outside_the_range_of_float32(one: Contract) -> None:
+    x, options = one.right()["x"].astype(np.float64), one.made().options
+    call = partial(getattr(cunorm, one.op), x, **{k: v for k, v in options.items() if k in taken(one.op)})
+    np.testing.assert_allclose(call(eps=1e40)[-1], 1e-20, rtol=1e-9)
+    assert np.isfinite(call(eps=1e-46)[0]).all()
+
+
 # ---- wrong arguments ------------------------------------------------------------------------------------------------
 
 

@@ -363,9 +363,11 @@ def saved_cases(*names: str) -> list[Wrong]:
     ]
 
 
-def epsilon_cases() -> list[Wrong]:
-    """Wrong values for eps."""
+def epsilon_cases(rounded: bool = True) -> list[Wrong]:
+    """Wrong values for eps. ``rounded``: whether kernels round it to float32."""
+    outside = wrong("eps", ValueError, over=1e39, under=1e-46, numpy_over=np.float64(1e300)) if rounded else []
     return [
+        *outside,
         *wrong("eps", ValueError, negative=-1e-5, tiny=-1e-300, nan=float("nan"), inf=float("inf"), int=-1),
         *wrong("eps", ValueError, minus_inf=float("-inf"), numpy_nan=np.float32("nan")),
         *wrong("eps", EITHER, string="a", number="1e-5", none=None, bool=True, list=[1e-5], complex=1e-5j, bytes=b"1"),

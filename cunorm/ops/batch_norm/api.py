@@ -42,7 +42,7 @@ def batch_norm_stats(
         Shape (N, C, \*); rank 2 to 8. Dtype float16, bfloat16, float32 or float64. An array with contiguous or
         channels-last strides is read in place. Any other array is copied once.
     eps : float
-        Number that is added to the variance; not negative.
+        Number that is added to the variance; not negative. Unless x is float64, it is 0 or in the range of float32.
     out : tuple of (mean, invstd), optional
         Arrays for the results. A result whose entry is None is allocated.
     tile : Tile or mapping, optional

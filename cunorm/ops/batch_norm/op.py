@@ -537,7 +537,10 @@ BATCH_NORM_GATHER_STATS = Op(
         **{"mean": _MEAN, "invstd": _INVSTD},
         **{name: ArraySpec(("C",), (f"{name}_t",), values="running") for name in RUNNING},
     },
-    numbers={"eps": Number(1e-5, epsilon), "momentum": Number(0.1, momentum_number)},
+    numbers={  # the kernel computes with them in float64
+        "eps": Number(1e-5, epsilon, rounded=False),
+        "momentum": Number(0.1, momentum_number, rounded=False),
+    },
     measures={f"{name}_stride": Measure(name, True) for name in ("means", "invstds", "counts")},
     layouts=LAYOUTS[:1],
     types={"count_t": COUNTS, **{f"{name}_t": tuple(ITEMSIZE) for name in RUNNING}},

@@ -43,7 +43,7 @@ def layer_norm(
         Scale and offset, in the dtype of x or of the statistics, or in 16 bits for float32 x. An absent gamma is 1, and
         an absent beta is 0.
     eps : float
-        Number that is added to the variance; not negative.
+        Number that is added to the variance; not negative. Unless x is float64, it is 0 or in the range of float32.
     residual : array, optional
         Shape and dtype of x. It is added to x in the same pass.
     y_dtype : str or dtype, optional

@@ -46,7 +46,7 @@ def rms_norm(
         Scale, in the dtype of x or of the statistics, or in 16 bits for float32 x. Without it the scale is 1, whatever
         ``gamma_offset``.
     eps : float
-        Number that is added to the mean square; not negative.
+        Number that is added to the mean square; not negative. Unless x is float64, it is 0 or in the range of float32.
     residual : array, optional
         Shape and dtype of x. It is added to x in the same pass.
     gamma_offset : float

@@ -244,7 +244,7 @@ WRONG: dict[str, list[Wrong]] = {
         *wrong("invstds", ValueError, short=lambda a: a["invstds"][:2], narrow=lambda a: a["invstds"][:, :7]),
         *wrong("invstds", ValueError, turned=lambda a: a["invstds"].T, flat=lambda a: a["invstds"].reshape(-1)),
         *COUNTS,
-        *epsilon_cases(),
+        *epsilon_cases(rounded=False),
         *MOMENTUM,
         *RUNNING,
         *wrong("running_var", ValueError, is_running_mean=lambda a: a["running_mean"]),

@@ -54,6 +54,7 @@ def offset_cases() -> list[Wrong]:
     """Wrong values for gamma_offset."""
     return [
         *wrong("gamma_offset", ValueError, nan=float("nan"), inf=float("inf"), huge=10**400),
+        *wrong("gamma_offset", ValueError, over=1e39, negative_over=-1e39, under=1e-46, negative_under=-1e-46),
         *wrong("gamma_offset", TypeError, string="1", none=None, bool=True, list=[1.0], point=lambda _: np.array(1.0)),
     ]
 
