@@ -275,8 +275,11 @@ def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Pl
     }
     expected = replace(plan.problem, stats_dtype=problem.stats_dtype, others=problem.others, **loose)
     if problem.canonical() != expected:
+        # The loose dtypes of the arrays are shown as the plan's, so that only a difference is seen. They follow from
+        # the dtype of x: with another one, the plan has none of them.
+        own = expected if problem.dtype == plan.problem.dtype else plan.problem
         came = problem.canonical().describe()
-        raise ValueError(f"{name}: the plan is for {expected.describe()}, the arrays are {came}")
+        raise ValueError(f"{name}: the plan is for {own.describe()}, the arrays are {came}")
     return plan if expected == plan.problem else plan_for(expected, op.strategies, op.names, plan.place, plan.tile)
 
 

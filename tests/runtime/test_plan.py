@@ -371,6 +371,18 @@ def test_the_refusal_of_arrays_shows_the_difference_to_the_plan() -> None:
     assert found[1] != found[2]
 
 
+@pytest.mark.parametrize(("dtype", "other"), [("float16", "float64"), ("float64", "float32")])
+def test_the_refusal_of_another_dtype_describes_the_plan_alone(dtype: str, other: str) -> None:
+    """No dtype of the arrays is in the description of the plan."""
+    made = cunorm.plan("group_norm", shape=(2, 4, 6), dtype=dtype, num_groups=2, device="cpu")
+    with pytest.raises(ValueError, match="the plan is for") as caught:
+        made(np.ones((2, 4, 6), other))
+    found = re.search(r"the plan is for (.*), the arrays are (.*)$", str(caught.value))
+    assert found
+    assert found[1] == made.problem.describe()
+    assert other in found[2]
+
+
 @pytest.mark.skipif(not CUPY, reason="CuPy is not installed")
 def test_arrays_on_another_device_than_the_plan_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan(OPS[0])
