@@ -320,17 +320,59 @@ def _cpu() -> Iterator[CheckResult]:
         )
 
 
-def _named_table() -> None:
-    if (path := settings.tiling_table()) is not None and not path.is_file():
-        raise ValueError(f"CUNORM_TILING_TABLE: {path}: no such file")
+def _raises(check: Callable[[], object]) -> str | None:
+    """What a check of a setting says against it, or None."""
+    try:
+        check()
+    except NoCompilerError as error:
+        return str(error).partition(";")[0]
+    except ValueError as error:
+        return str(error)
+    except CompileError:  # no process can be started now; `_cpu` reports it
+        return None
+    return None
 
 
-#: Variable -> the function that raises ValueError if its value is wrong. The compiler is checked by a compilation.
-CHECKED: dict[str, Callable[[], object]] = {
-    "CUNORM_CPU_BUILD": settings.cpu_build,
-    "CUNORM_CPU_CORES": settings.cpu_cores,
-    "CUNORM_SPECIALISE": settings.specialise,
-    "CUNORM_TILING_TABLE": _named_table,
+def _cpu_build() -> None:
+    from cunorm.executors.cpu import kernel
+
+    kernel.check_build(settings.cpu_build())
+
+
+def _cpu_order() -> None:
+    from cunorm.executors.cpu import executor
+
+    executor.order_of(settings.cpu_order())
+
+
+def _cache_fault() -> str | None:
+    found = _own()
+    return found.text if found.state == "fault" else None
+
+
+def _table_fault() -> str | None:
+    from cunorm.tiling import choose_tile
+
+    return choose_tile.environment_fault()
+
+
+def _trace_fault() -> str | None:
+    from cunorm.tiling import problem_trace
+
+    return problem_trace.environment_fault()
+
+
+#: Variable -> the function that returns what is wrong with its value, or None.
+FAULTS: dict[str, Callable[[], str | None]] = {
+    "CUNORM_CACHE_DIR": _cache_fault,
+    "CUNORM_TILING_TABLE": _table_fault,
+    "CUNORM_TRACE": _trace_fault,
+    "CUNORM_CPU_DEVICE": lambda: _raises(lambda: devices.known(settings.cpu_device(), "CUNORM_CPU_DEVICE")),
+    "CUNORM_CXX": lambda: _raises(cxx.chosen),
+    "CUNORM_CPU_ORDER": lambda: _raises(_cpu_order),
+    "CUNORM_CPU_CORES": lambda: _raises(settings.cpu_cores),
+    "CUNORM_CPU_BUILD": lambda: _raises(_cpu_build),
+    "CUNORM_SPECIALISE": lambda: _raises(settings.specialise),
 }
 
 
@@ -345,11 +387,12 @@ def _variables() -> Iterator[CheckResult]:
             meant = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"
             yield CheckResult(group, name, "fault", f"not a variable of cunorm{meant}", f"unset {name}", facts)
             continue
-        try:
-            CHECKED.get(name, str)()
+        fault = FAULTS[name]() if facts["value"] else None
+        if fault is None:
             yield CheckResult(group, name, "ok", facts["value"] or "empty; the default applies", facts=facts)
-        except ValueError as error:
-            yield CheckResult(group, name, "fault", str(error), f"unset {name}", facts)
+        else:
+            text = fault if fault.startswith(name) else f"{name}: {fault}"
+            yield CheckResult(group, name, "fault", text, f"unset {name}", facts)
     if not names:
         yield CheckResult(group, "CUNORM_*", "ok", "no variable is set; the defaults apply")
 
@@ -394,10 +437,12 @@ def _remedy(text: str) -> str:
 
 
 def _proof(name: str, kind: str, xp: Callable[[], Any], ordinal: int | None = None) -> CheckResult:
+    from cunorm.tiling import problem_trace
+
     facts: dict[str, Any] = {"executor": kind, "works": False}
     try:
         module = xp()
-        with contextlib.nullcontext() if ordinal is None else module.cuda.Device(ordinal):
+        with problem_trace.paused(), contextlib.nullcontext() if ordinal is None else module.cuda.Device(ordinal):
             error = _differences(module)
     except (Exception, SystemExit) as problem:
         return CheckResult("Check", name, "fault", sentence(problem), _remedy(str(problem)), facts)

@@ -113,14 +113,29 @@ def _read(stamped: Stamp, place: TableSource) -> Indexed | None:
         if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:
             raise TableError(f"{path}: {sentence}, expected a file that only you can write to")
         return Indexed(stamped, table.load(path))
-    except FileNotFoundError:
-        if place.named:
-            warn(stamped, f"CUNORM_TILING_TABLE: {path}: no such file")
-    except OSError as error:
-        warn(stamped, f"{path}: cannot be read: {error.strerror or error}")
-    except TableError as error:
-        warn(stamped, str(error))
+    except (OSError, TableError) as error:
+        if place.named or not isinstance(error, FileNotFoundError):
+            warn(stamped, _unread(path, error))
     return None
+
+
+def _unread(path: Path, error: Exception) -> str:
+    """Why a table is not used. Only the table that ``CUNORM_TILING_TABLE`` names is expected to exist."""
+    if isinstance(error, FileNotFoundError):
+        return f"CUNORM_TILING_TABLE: {path}: no such file"
+    return f"{path}: cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+
+
+def environment_fault() -> str | None:
+    """What is wrong with the table that ``CUNORM_TILING_TABLE`` names; None for nothing, or if none is named."""
+    path = settings.tiling_table()
+    if path is None:
+        return None
+    try:
+        faults = table.read(path).faults
+    except (OSError, TableError) as error:
+        return _unread(path, error)
+    return f"{path}: {faults[0]}" if faults else None
 
 
 def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, Indexed]]:

@@ -19,7 +19,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class _Trace:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()  # valid after a later change of the working directory
         self.renew()
-        self._append([])  # a path that cannot be written raises here, not in a call
+        _append(self.path, [])  # a path that cannot be written raises here, not in a call
         self._close_in_workers()
 
     def renew(self) -> None:
@@ -48,18 +48,6 @@ class _Trace:
         self._lock = threading.RLock()  # a signal handler may make a call while this thread records one
         self._calls: Counter[Problem] = Counter()
         self._seen: set[Problem] = set()
-
-    def _append(self, lines: list[str]) -> None:
-        if self.path.exists() and not self.path.is_file():
-            raise OSError(errno.EINVAL, "not a regular file", str(self.path))
-        # O_NONBLOCK: a pipe may have replaced the file, and opening a pipe would wait for its reader.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-        handle = os.open(self.path, flags, 0o644)
-        try:
-            # A single write in append mode: the lines of several processes do not mix.
-            os.write(handle, "".join(f"{line}\n" for line in lines).encode())
-        finally:
-            os.close(handle)
 
     def _close_in_workers(self) -> None:
         """Make ``multiprocessing`` workers close the trace at their end: they do not run the parent's exit handlers."""
@@ -89,13 +77,26 @@ class _Trace:
     def _try(self, lines: list[str]) -> None:
         """Append lines, or warn: a call must not fail because of its trace."""
         try:
-            self._append(lines)
+            _append(self.path, lines)
         except OSError as error:
             warnings.warn(
                 f"trace: {self.path}: {error.strerror or error}; calls are missing from the trace",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _append(path: Path, lines: list[str]) -> None:
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    # O_NONBLOCK: a pipe may have replaced the file, and opening a pipe would wait for its reader.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o644)
+    try:
+        # A single write in append mode: the lines of several processes do not mix.
+        os.write(handle, "".join(f"{line}\n" for line in lines).encode())
+    finally:
+        os.close(handle)
 
 
 def _line(problem: Problem, calls: int) -> str:
@@ -134,6 +135,20 @@ def _begin(path: Path) -> _Trace:
     for forget in on_begin:
         forget()
     return made
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """A context in which no thread's calls are recorded: for calls of cunorm's own commands."""
+    kept = tuple(_traces)
+    _traces.clear()
+    try:
+        yield
+    finally:
+        _traces.extend(kept)
+        if kept:
+            for forget in on_begin:  # the calls inside were cached
+                forget()
 
 
 class Recording(contextlib.ContextDecorator):
@@ -257,16 +272,23 @@ def read(
     return dict(found.most_common())
 
 
+def environment_fault() -> str | None:
+    """Why the file that ``CUNORM_TRACE`` names cannot be written; None if it can, or the variable is not set."""
+    path = settings.trace()
+    try:
+        if path is not None:
+            _append(path.absolute(), [])
+    except OSError as error:
+        return f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced; name another file"
+    return None
+
+
 def _from_environment() -> None:
     """Begin the trace that ``CUNORM_TRACE`` names. It ends with the process."""
-    path = settings.trace()
-    if path is None:
-        return
-    try:
-        atexit.register(_begin(path).close)
-    except OSError as error:
-        sentence = f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced; name another file"
+    if (sentence := environment_fault()) is not None:
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+    elif (path := settings.trace()) is not None:
+        atexit.register(_begin(path).close)
 
 
 _from_environment()

@@ -239,6 +239,43 @@ def test_wrong_settings_are_faults_with_advice(
     assert found["Check", "CPU executor"]["advice"] == "unset CUNORM_CPU_DEVICE"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("CACHE_DIR", "/dev/null", "/dev/null cannot be written: File exists"),
+        ("TILING_TABLE", "bad.json", "bad.json: not JSON, or cut short: "),
+        ("TILING_TABLE", "entries.json", "entries.json: entry 1: a int, expected an object"),
+        ("TILING_TABLE", "/tmp", "/tmp: not a regular file"),
+        ("TILING_TABLE", "none.json", "none.json: no such file"),
+        ("TRACE", "/nope/x", "/nope/x: No such file or directory; nothing is traced; name another file"),
+        ("TRACE", "/tmp", "/tmp: not a regular file; nothing is traced; name another file"),
+        ("CPU_DEVICE", "foo", "'foo', expected one of A100"),
+        ("CXX", "/nope", "'/nope' does not run"),
+        ("CPU_ORDER", "foo", "'foo', expected ascending, descending, random or random:SEED"),
+        ("CPU_BUILD", "sanitised", "'sanitised' needs the sanitiser's library loaded before Python"),
+    ],
+)
+def test_each_setting_is_checked_as_a_call_checks_it(
+    name: str, value: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "entries.json").write_text('{"schema": "cunorm-tiling/1", "device": {}, "entries": [1]}')
+    monkeypatch.setenv(f"CUNORM_{name}", value)
+    found = {finding.name: finding for finding in doctor._guarded("Settings", doctor._variables)}[f"CUNORM_{name}"]
+    assert found.state == "fault"
+    assert found.text.startswith(f"CUNORM_{name}: {sentence}")
+    assert found.advice == f"unset CUNORM_{name}"
+
+
+@pytest.mark.parametrize("command", ["doctor", "bench --rehearse --peers= layer_norm --shape 8,16"])
+def test_the_problems_of_a_command_are_not_in_the_trace(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.trace"
+    environment = os.environ | {"CUNORM_TRACE": str(path)}
+    subprocess.run([sys.executable, "-m", "cunorm", *command.split()], env=environment, check=True, capture_output=True)
+    assert path.read_text() == ""
+
+
 def test_a_wrong_result_is_a_fault(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (0.5, float("nan")):
         monkeypatch.setattr(doctor, "_differences", lambda xp, wrong=wrong: wrong)

@@ -207,6 +207,18 @@ def test_trace_refuses_files_that_are_not_regular(tmp_path: Path, monkeypatch: p
     finished("", body)
 
 
+def test_calls_in_a_pause_are_not_recorded(tmp_path: Path) -> None:
+    """A call in the pause is recorded when it runs again afterwards."""
+    x = np.ones((2, 4), np.float32)
+    with cunorm.trace(tmp_path / "t"):
+        with problem_trace.paused():
+            cunorm.layer_norm(x, 4)
+            assert not problem_trace.active()
+        assert (tmp_path / "t").read_text() == ""
+        cunorm.layer_norm(x, 4)
+    assert list(problem_trace.read(tmp_path / "t").values()) == [1]
+
+
 def test_a_variable_that_names_a_pipe_causes_one_warning(tmp_path: Path) -> None:
     """Opening the pipe does not wait for a reader. There is one warning, and calls work as without a trace."""
     words = finished(
@@ -297,15 +309,14 @@ def test_a_fork_while_another_thread_holds_the_lock(tmp_path: Path) -> None:
 def test_a_signal_handler_may_make_a_call_while_a_call_is_recorded(tmp_path: Path) -> None:
     body = (
         "from cunorm.tiling import problem_trace\n"
-        "one, = problem_trace._traces\n"
         "def handler(*_): cunorm.group_norm(x, 4)\n"
         "signal.signal(signal.SIGUSR1, handler)\n"
-        "real = one._append\n"
-        "def append(lines):\n"
-        "    one._append = real\n"
+        "real = problem_trace._append\n"
+        "def append(path, lines):\n"
+        "    problem_trace._append = real\n"
         "    signal.raise_signal(signal.SIGUSR1)\n"
-        "    real(lines)\n"
-        "one._append = append\n"
+        "    real(path, lines)\n"
+        "problem_trace._append = append\n"
         "cunorm.group_norm(x, 2)"
     )
     finished(tmp_path / "t", body)

@@ -25,6 +25,7 @@ from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS, gpu_present
 from cunorm.runtime import specialised
 from cunorm.runtime.plans import Target
+from cunorm.tiling import problem_trace
 
 from ..measure.session import software
 from ..problems.requested import problems_of
@@ -217,7 +218,7 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         return bench_problem(problem, place, clock, peers, rounds=rounds, seed=asked.seed, given=next(turns)())
 
     shown = with_bar(problems, len(problems), "problem", lambda problem: problem.op, shown=not asked.quiet)
-    with contextlib.closing(turns):
+    with contextlib.closing(turns), problem_trace.paused():  # the bench's problems are not the application's
         record.run(shown, peers, bench)
     found = record.document()
     print("\n".join(text(found)))

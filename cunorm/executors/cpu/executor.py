@@ -73,7 +73,8 @@ def synchronise(ordinal: int = 0) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _order(text: str) -> tuple[int, int]:
+def order_of(text: str) -> tuple[int, int]:
+    """The order that ``CUNORM_CPU_ORDER`` names, as the runtime's number, and its seed (ValueError)."""
     name, colon, seed = text.partition(":")
     # At most 18 digits, as in CUNORM_CPU_CORES, so that the seed fits in 64 bits.
     if name not in ORDERS or (colon and (name != "random" or not seed.isdecimal() or len(seed) > 18)):
@@ -228,7 +229,7 @@ def launch(  # noqa: PLR0913  # the executor interface; the rarely used argument
     _check(grid, threads, shared_bytes, (first, last), cluster, resident, most)
     if len(memory) > cpu_checked.MOST_ARRAYS:
         raise ValueError(f"memory: {len(memory)} arrays, expected at most {cpu_checked.MOST_ARRAYS}")
-    turns, seed = _order(order or settings.cpu_order())
+    turns, seed = order_of(order or settings.cpu_order())
     table = (ctypes.c_int64 * (3 * len(memory)))(*[word for region in memory for word in region.words])
     known = (len(memory), ctypes.addressof(table) if memory else 0)
     numbers = (grid, threads, shared_bytes, turns, seed, last, cluster, resident, poison, *known, counters, 1, 0, 0, 0)

@@ -162,13 +162,18 @@ def _entries(text: str, entry: str) -> list[str]:
     return found if entry in found else [entry]
 
 
-def _compile(text: str, entry: str, compiler: cxx.Compiler, defines: tuple[str, ...], build: str) -> Kernel:
+def check_build(build: str) -> None:
+    """Check that this process can load a build (ValueError)."""
     # Without the sanitiser's library, loading such a build would end the process.
     if build == "sanitised" and not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise ValueError(
             "CUNORM_CPU_BUILD: 'sanitised' needs the sanitiser's library loaded before Python; "
             "type: pytest --sanitise -m sanitise"
         )
+
+
+def _compile(text: str, entry: str, compiler: cxx.Compiler, defines: tuple[str, ...], build: str) -> Kernel:
+    check_build(build)
     defines = (*defines, "CUNORM_CPU_CHECKED") if build == "checked" else defines
     macros = "".join(f"#define {name} 1\n" for name in defines)
     entries = _entries(text, entry)
