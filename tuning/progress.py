@@ -78,7 +78,7 @@ class Progress(Events):
 
     def ends(self, result: TuningResult) -> None:
         """Tuning of a problem has ended."""
-        self._ended += 1
+        self._ended += not result.interrupted  # an interrupted problem is left for --resume
         line = self._line(result)
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr if self._quiet else sys.stdout)

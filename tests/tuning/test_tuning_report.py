@@ -11,11 +11,14 @@ import sys
 import threading
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import matplotlib.image
 import pytest
 from cunorm.tuning.measure.race import Timing
 from cunorm.tuning.measure.result import Trial, TuningResult, measured_entry, modelled_entry
+from cunorm.tuning.progress import Progress
 from cunorm.tuning.report import figures
 from cunorm.tuning.report import page as report
 from cunorm.tuning.search.importance import importances
@@ -229,6 +232,16 @@ def test_the_page_if_every_tile_failed(tmp_path: Path) -> None:
     assert "failed, crash: 5" in text
     assert "Floor: unknown" in text
     assert len(pictures(text)) == 2  # no strategy has a time to show
+
+
+def test_an_interrupted_problem_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of four problems one was tuned, and one was interrupted: --resume continues three."""
+    options: Any = SimpleNamespace(table="t.json", device=SimpleNamespace(name="H200"))
+    progress = Progress(options, 4)
+    for interrupted in (False, True):
+        progress.ends(TuningResult(space_of(), "model", sentence="none", interrupted=interrupted))
+    progress.summary([], [], interrupted=True)
+    assert "3 problems are left" in capsys.readouterr().out
 
 
 def test_a_tile_that_fails_later_is_not_in_the_figures() -> None:
