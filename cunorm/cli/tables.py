@@ -12,7 +12,7 @@ from cunorm.core.errors import TableError, about_file
 from cunorm.core.terminal import columns
 from cunorm.ops.parse_problem import refuse_without_shape
 from cunorm.ops.registry import is_legal, is_stale, place_named
-from cunorm.tiling import choose_tile, table
+from cunorm.tiling import choose_tile, table, table_file
 from cunorm.tiling.table import MEASURED, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
 
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "text", "state")
@@ -85,9 +85,20 @@ def run(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _check_output(name: str) -> None:
+    """Check that the output of a merge can be written (TableError). That its folder exists is checked later."""
+    path = table_file.target(name)
+    if path.parent.is_dir():
+        try:
+            table_file.check_writable(path)
+        except TableError as error:
+            raise TableError(f"-o: {error}") from None
+
+
 def merge(asked: argparse.Namespace) -> int:
     """Run ``cunorm merge``; return the exit code."""
     try:
+        _check_output(asked.output)
         made, count = table.merge_files(asked.tables, asked.output, is_stale)
     except (OSError, TableError) as error:
         print(f"cunorm merge: {about_file(error)}", file=sys.stderr)

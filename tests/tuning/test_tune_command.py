@@ -438,6 +438,11 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a trace of other results": (("tune", "--from-trace", "foo.trace"), 2, "outputs 'foo', expected some of"),
     "merge: into a device": (("merge", "h200.json", "-o", "/dev/null"), 2, "/dev/null: not a regular file"),
     "merge: into something else": (("merge", "h200.json", "-o", "corrupt"), 2, "corrupt: not JSON"),
+    "merge: into a read-only folder": (
+        ("merge", "h200.json", "-o", "/proc/m.json"),
+        2,
+        "merge: -o: /proc/m.json: cannot be written: No such file or directory; name another file",
+    ),
     "merge: into no folder": (("merge", "h200.json", "-o", "no/c.json"), 2, "no folder"),
     "a storage of nothing": ((*TUNE, "--storage", "nosql://x"), 2, "--storage: 'nosql://x'"),
     "a report on a file": ((*TUNE, "--report", "empty"), 2, "tune: --report: empty: File exists, expected a folder"),
