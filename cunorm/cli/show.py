@@ -72,7 +72,7 @@ def _plans(asked: argparse.Namespace) -> tuple[list[Plan], list[str]]:
         else:
             refused.append(_refusal(strategy, problem, device))
     if not made:
-        raise ValueError(f"--strategy: no tile is legal; {refused[0]}")
+        raise ValueError(f"--strategy: no tile of the search space is legal; for example, {refused[0]}")
     return made, refused
 
 

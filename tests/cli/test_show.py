@@ -169,7 +169,7 @@ def test_an_error_while_counting_is_printed_on_one_line(
         ),
         (
             ("batch_norm_stats", "--shape", "2,8,9", "--layout", "NHWC", "--strategy", "block"),
-            "--strategy: no tile is legal; block: channels-last data has no planes",
+            "--strategy: no tile of the search space is legal; for example, block: channels-last data has no planes",
         ),
         (
             ("batch_norm_backward_reduce", "--shape", "2,8,9", "--outputs", "sum_dy,dbeta"),
