@@ -28,7 +28,7 @@ from cunorm.core.arrays import said
 from cunorm.core.errors import TraceError
 from cunorm.core.problem import Problem
 
-from .table import key_of, problem_of, shown
+from .table import key_of, problem_of, quoted, shown
 
 #: Maximum number of digits of a number in a trace; the largest size has 19.
 MOST_DIGITS = 20
@@ -225,7 +225,7 @@ def _counted(line: str) -> tuple[Problem, int]:
         raise ValueError(f"a {type(raw).__name__}, expected an object")
     calls = raw.get("calls")
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise ValueError(f"calls is {shown(calls, 40)}, expected a whole number from 1 up")
+        raise ValueError(f"calls is {quoted(calls, 40)}, expected a whole number from 1 up")
     return problem_of(raw), calls
 
 

@@ -68,9 +68,9 @@ def shown(value: object, most: int = 80) -> str:
     return ascii(text[:most])[1:-1] + ("..." if len(text) > most else "")
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object, most: int = 80) -> str:
     """See `shown`; a str is put in quotes."""
-    return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+    return f"'{shown(value, most)}'" if isinstance(value, str) else shown(value, most)
 
 
 def microseconds(value: object) -> float | None:
@@ -193,9 +193,9 @@ def _text(raw: Mapping[str, Any], name: str, allowed: Iterable[str] | None = Non
     value = raw.get(name)
     if not isinstance(value, str) or (allowed is not None and value not in allowed):
         expected = "" if allowed is None else f", expected one of {', '.join(allowed)}"
-        raise ValueError(f"{name} is {_quoted(value)}{expected}")
+        raise ValueError(f"{name} is {quoted(value)}{expected}")
     if not _WORDS.fullmatch(value):
-        raise ValueError(f"{name} is {_quoted(value)}, expected letters, digits and commas")
+        raise ValueError(f"{name} is {quoted(value)}, expected letters, digits and commas")
     return value
 
 
@@ -203,12 +203,12 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     """The problem of an entry's key (ValueError if the key is wrong)."""
     op, dtype = _text(raw, "op"), _text(raw, "dtype", ITEMSIZE)
     if not sizes_of(op):
-        raise ValueError(f"op is {_quoted(op)}, which this version does not know; expected one of {', '.join(OPS)}")
+        raise ValueError(f"op is {quoted(op)}, which this version does not know; expected one of {', '.join(OPS)}")
     found: dict[str, Any] = {"N": 1, "C": 1, "HxW": 1, "group": 1}
     for name, attribute in sizes_of(op).items():
         value = raw.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-            raise ValueError(f"{name} is {shown(value, 40)}, expected a whole number from 1 to 2^60")
+            raise ValueError(f"{name} is {quoted(value, 40)}, expected a whole number from 1 to 2^60")
         found[attribute] = value
     if OPS[op].one_channel_per_group:
         found["group"] = found["C"]
@@ -221,15 +221,15 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     if not isinstance(types, dict) or not all(
         _WORDS.fullmatch(name) and value in (*ITEMSIZE, *COUNTS) for name, value in types.items()
     ):
-        raise ValueError(f"types is {_quoted(types)}, expected an object from names of arrays to names of dtypes")
+        raise ValueError(f"types is {quoted(types)}, expected an object from names of arrays to names of dtypes")
     others = tuple((f"{name}_t", value) for name, value in types.items())
     activation = _text(raw, "activation", ACTIVATIONS) if "activation" in raw else None
     if activation is not None and not OPS[op].activations:
-        raise ValueError(f"activation is {_quoted(activation)}, which {op} does not have")
+        raise ValueError(f"activation is {quoted(activation)}, which {op} does not have")
     extras = _names(_text(raw, "extras")) if "extras" in raw else ()
     if extras != tuple(name for name in OPS[op].extras if name in extras):
         known = ",".join(OPS[op].extras) or "none"
-        raise ValueError(f"extras is {_quoted(raw['extras'])}, expected some of {known} for {op}")
+        raise ValueError(f"extras is {quoted(raw['extras'])}, expected some of {known} for {op}")
     outputs = _names(_text(raw, "outputs"))
     facts: dict[str, Any] = {"outputs": outputs, "others": others, "activation": activation, "extras": extras}
     return Problem(
@@ -262,7 +262,7 @@ def entry_of(raw: Any) -> Entry:
     problem = problem_of(raw)
     tile = raw.get("tile")
     if not isinstance(tile, dict) or not all(map(_WORDS.fullmatch, tile)):
-        raise ValueError(f"tile is {_quoted(tile)}, expected an object with the fields of the tile")
+        raise ValueError(f"tile is {quoted(tile)}, expected an object with the fields of the tile")
     source, kernel = _text(raw, "source", SOURCES), _text(raw, "kernel")
     if "text" in raw:
         _text(raw, "text", TEXTS)

@@ -194,7 +194,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         "sum occurs more than once",
     ),
     "no calls": (made(calls=0), "calls is 0, expected a whole number from 1 up"),
-    "calls of text": (made(calls=ESCAPE), "calls is \\x1b[2J"),
+    "calls of text": (made(calls=ESCAPE), "calls is '\\x1b[2J"),
     "an unknown op": (
         made(op="group_norm", **{"op ": 1}).replace("group_norm", "unit_norm"),
         "op is 'unit_norm', which",
@@ -249,7 +249,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no results": (made(outputs=""), "outputs '', expected some of y,mean,rstd"),
     "a negative size": (made(N=-1), "N is -1, expected a whole number from 1 to 2^60"),
     "no channels": (made(C=0), "C is 0, expected"),
-    "a size of text": (made(HxW="9"), "HxW is 9, expected"),
+    "a size of text": (made(HxW="9"), "HxW is '9', expected"),
     "a fraction": (made(HxW=9.0), "HxW is 9.0, expected"),
     "a size beyond all": (made(N=2**60 + 1), "N is 1152921504606846977, expected"),
     "sizes that are too large together": (made(N=2**40, HxW=2**40), "expected at most 2**60 elements"),
