@@ -251,7 +251,7 @@ def state(entry: Entry, strategies: Mapping[str, Strategy], device: Device) -> s
     elif entry.source == SIMULATED:
         text = f"simulated on {device.name}, not measured:{time or ' no time'}"
     else:
-        text = f"modelled, not measured: predicted{time}"
+        text = f"modelled, not measured{time and f': predicted{time}'}"
     if entry.text is not None:
         text += f", {entry.text} kernels"
     if entry.facts.get("verified") is False:
@@ -294,6 +294,8 @@ def _modelled(problem: Problem, strategies: Mapping[str, Strategy], device: Devi
         named = strategies.get(before.strategy.name)
         found = None if named is None else costmodel.evaluated(problem, named, before.tile, device)
         if found is not None and _as_good(problem, found, replace(problem, N=rows), before, device):
+            if rows == problem.N:
+                return found, ""
             return found, f"; same tile as for N={rows}, for which it was chosen, and relatively as fast"
     found = costmodel.choose(problem, strategies.values(), device)
     if len(_chosen) >= MOST_CHOSEN:

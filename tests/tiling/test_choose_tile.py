@@ -93,6 +93,12 @@ def test_explain_marks_a_modelled_entry(named: Callable[..., Path]) -> None:
     assert "modelled, not measured: predicted 14.2 us" in plan(gamma_dtype="bfloat16").explain()
 
 
+@pytest.mark.parametrize("facts", [{"trials": 3}, {"predicted_us": float("nan")}, {"predicted_us": "fast"}])
+def test_explain_leaves_out_a_prediction_that_is_not_there(named: Callable[..., Path], facts: dict[str, Any]) -> None:
+    named(entry(source=MODEL, **facts))
+    assert plan(gamma_dtype="bfloat16").reason.endswith("named.json: modelled, not measured")
+
+
 def test_explain_marks_a_simulated_entry(named: Callable[..., Path]) -> None:
     named(entry(source=SIMULATED, simulated_us=13.1, text="specialised"))
     reason = plan(gamma_dtype="bfloat16").reason

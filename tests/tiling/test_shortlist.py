@@ -135,6 +135,16 @@ def test_a_tile_is_reused_for_another_n_if_no_tile_can_be_much_faster(monkeypatc
 
 
 @pytest.mark.usefixtures("forgotten")
+def test_a_tile_of_the_same_n_is_not_called_another_ns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is made again, as after a change of a table."""
+    first = plan(65536)
+    monkeypatch.setattr("cunorm.runtime.plans._plans", {})
+    again = plan(65536)
+    assert again is not first
+    assert again.reason == first.reason
+
+
+@pytest.mark.usefixtures("forgotten")
 def test_a_tile_is_not_reused_if_another_may_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """For few rows the bytes do not determine the time. The shortlist is evaluated, as without an earlier plan."""
     plan(65536)
