@@ -185,7 +185,8 @@ def number(name: str, value: object) -> float:
 
 
 #: Smallest magnitude above 0, and the largest, of dtypes in which kernels compute; that of float64 is that of a float.
-RANGES = {"float32": (2.0**-149, 2.0**128 - 2.0**104)}
+#: Kernels flush subnormal numbers of float32 to zero.
+RANGES = {"float32": (2.0**-126, 2.0**128 - 2.0**104)}
 
 
 def epsilon(value: object, name: str = "eps") -> float:

@@ -44,7 +44,7 @@ def group_norm(
         Scale and offset, in the dtype of x or of the statistics, or in 16 bits for float32 x. An absent gamma is 1, and
         an absent beta is 0.
     eps : float
-        Number that is added to the variance; not negative.
+        Number that is added to the variance; not negative. Unless x is float64, it is 0 or in the range of float32.
     data_format : {"NCHW", "NHWC"}
         Position of the channel axis: second or last.
     activation : {None, "silu"}
