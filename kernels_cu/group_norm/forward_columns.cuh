@@ -82,6 +82,72 @@ struct ColumnGroups {
     }
 };
 
+// The statistics of a column's groups.
+struct ColumnStatistics {
+    Statistics first;
+    Statistics second;
+};
+
+// The packs of x that a thread holds: those of its column in the rows part, part + parts, ... of the block's piece.
+struct HeldColumn {
+    ColumnGroups own;
+    int part;   // parts, if the thread has no column: it loads, adds and stores nothing
+    int parts;  // threads per column
+    int rows;   // of the piece
+    Pack<data_t> packs[Tile::packs_per_thread];
+
+    __device__ __forceinline__ bool live() const { return part < parts; }
+    // Whether the column has a row for the k-th pack. It is a constant for all but the last pack if HxW is.
+    __device__ __forceinline__ bool has(int k) const { return (k + 1) * parts <= rows || part + k * parts < rows; }
+    // Elements from the thread's first row to that of its k-th pack. Rows are `pitch` elements apart.
+    __device__ __forceinline__ long long step(int k, long long pitch) const {
+        return static_cast<long long>(k * parts) * pitch;
+    }
+    // The sums of the slab's groups over the block or cluster. Each slot's sum is finish(s), where s = add(s, d) for the
+    // distances d of its elements from the centre of their group.
+    template <typename T, typename Add, typename Finish>
+    __device__ __forceinline__ SlabSums sums(T& team, acc_t centre_of_first, acc_t centre_of_second, Add add,
+                                             Finish finish) const {
+        Pair slots[pack_size] = {};
+#pragma unroll
+        for (int k = 0; k < Tile::packs_per_thread; ++k) {
+            if (has(k)) {
+#pragma unroll
+                for (int slot = 0; slot < pack_size; ++slot) {
+                    const acc_t centre = own.of_slot(slot, centre_of_first, centre_of_second);
+                    slots[slot] = add(slots[slot], acc_t(widen(packs[k].get(slot))) - centre);
+                }
+            }
+        }
+#pragma unroll
+        for (int slot = 0; slot < pack_size; ++slot) {
+            slots[slot] = finish(slots[slot]);
+        }
+        return team.sum(live() ? own.sums_of(slots) : SlabSums{});
+    }
+    // Mean and rstd of the column's groups, as run_statistics() in team.cuh. The shifts are elements of the groups, the
+    // same in all threads. `length` is the number of elements of a group.
+    template <typename T>
+    __device__ __forceinline__ ColumnStatistics statistics(T& team, acc_t shift_of_first, acc_t shift_of_second,
+                                                           acc_t length, acc_t eps) {
+        SlabSums all = sums(
+            team, shift_of_first, shift_of_second, [](Pair s, acc_t d) { return Pair{s.first + d, acc_t(0)}; },
+            [](Pair s) { return with_square(s.first); });
+        const auto centre_of = [&](acc_t shift, int group) {
+            return second_centre(shift, all.group(group), acc_t(1) / length, Tile::packs_per_thread);
+        };
+        const acc_t centre_of_first = centre_of(shift_of_first, own.first);
+        const acc_t centre_of_second = centre_of(shift_of_second, own.second());
+        between_passes(packs);
+        all = sums(
+            team, centre_of_first, centre_of_second, [](Pair s, acc_t d) { return with_product(s, d, d); },
+            [](Pair s) { return s; });
+        between_passes(packs);
+        return ColumnStatistics{corrected_statistics(centre_of_first, all.group(own.first), length, eps),
+                                corrected_statistics(centre_of_second, all.group(own.second()), length, eps)};
+    }
+};
+
 // Every byte of x is read once, before the block or cluster writes y. So y may be the same array as x.
 // `pieces` is the number of blocks of a slab's cluster, 1 if there is no cluster.
 template <int pieces = 1>
@@ -92,100 +158,58 @@ __device__ __forceinline__ void normalise_columns(const data_t* x, const gamma_t
     const int group_channels = static_cast<int>(C / groups), channels = Tile::slab_groups * group_channels;
     const int columns = channels / pack_size, parts = Tile::threads / columns;
     const int part = threadIdx.x / columns, from = (threadIdx.x - part * columns) * pack_size;
-    const bool live = part < parts;  // the last threads have no column: they load, add and store nothing
     const ColumnGroups own(from, group_channels);
-    const acc_t length = acc_t(group_channels) * acc_t(HxW);
     int offset = 0;
     team_t team = {team_t::shared_scratch(offset)};
     const int piece_rows = ceil_div(static_cast<int>(HxW), pieces), begin = team.rank() * piece_rows;
     const int rows = static_cast<int>(HxW) - begin < piece_rows ? static_cast<int>(HxW) - begin : piece_rows;
-    // Whether a column has a row for this thread's k-th pack. It is a constant for all but the last pack if HxW is.
-    const auto there = [&](int k) { return (k + 1) * parts <= rows || part + k * parts < rows; };
     const bool plain_x = in_whole_packs(x, channels), plain_y = in_whole_packs(y, channels);
     const long long slabs = groups / Tile::slab_groups;
     for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
         const long long n = item / slabs, slab = item - n * slabs;
         const long long head = n * HxW * C + slab * channels, start = head + (begin + part) * C;
-        Pack<data_t> held[Tile::packs_per_thread];
+        HeldColumn held = {own, part, parts, rows, {}};
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            held[k] = live && there(k)
-                          ? load_pack_of(x, start + static_cast<long long>(k * parts) * C, from, channels, plain_x)
-                          : Pack<data_t>{};
+            held.packs[k] = held.live() && held.has(k)
+                                ? load_pack_of(x, start + held.step(k, C), from, channels, plain_x)
+                                : Pack<data_t>{};
         }
         // The shift of a group's first sum: its first element in the sample, the same in all blocks of a cluster.
-        const data_t first_of_first = load(x, head + own.first * group_channels);
-        const data_t first_of_second = load(x, head + own.second() * group_channels);
+        const data_t shift_of_first = load(x, head + own.first * group_channels);
+        const data_t shift_of_second = load(x, head + own.second() * group_channels);
         const auto scale = parameters_of(from_index(gamma, slab * channels), from, channels, acc_t(1));
         const auto bias = parameters_of(from_index(beta, slab * channels), from, channels, acc_t(0));
-
-        Pair sums[pack_size] = {};
-        const acc_t shift_a = usable_shift(widen(first_of_first)), shift_b = usable_shift(widen(first_of_second));
-#pragma unroll
-        for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            if (there(k)) {
-#pragma unroll
-                for (int slot = 0; slot < pack_size; ++slot) {
-                    sums[slot].first += acc_t(widen(held[k].get(slot))) - own.of_slot(slot, shift_a, shift_b);
-                }
-            }
-        }
-#pragma unroll
-        for (int slot = 0; slot < pack_size; ++slot) {
-            sums[slot] = with_square(sums[slot].first);
-        }
-        SlabSums all = team.sum(live ? own.sums_of(sums) : SlabSums{});
-        const auto centre_of = [&](acc_t shift, int group) {
-            return second_centre(shift, all.group(group), acc_t(1) / length, Tile::packs_per_thread);
-        };
-        const acc_t centre_a = centre_of(shift_a, own.first), centre_b = centre_of(shift_b, own.second());
-        between_passes(held);
-#pragma unroll
-        for (int slot = 0; slot < pack_size; ++slot) {
-            sums[slot] = Pair{};
-        }
-#pragma unroll
-        for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            if (there(k)) {
-#pragma unroll
-                for (int slot = 0; slot < pack_size; ++slot) {
-                    const acc_t d = acc_t(widen(held[k].get(slot))) - own.of_slot(slot, centre_a, centre_b);
-                    sums[slot] = with_product(sums[slot], d, d);
-                }
-            }
-        }
-        all = team.sum(live ? own.sums_of(sums) : SlabSums{});
-        const Statistics a = corrected_statistics(centre_a, all.group(own.first), length, eps);
-        const Statistics b = corrected_statistics(centre_b, all.group(own.second()), length, eps);
-        between_passes(held);
+        const ColumnStatistics found =
+            held.statistics(team, usable_shift(widen(shift_of_first)), usable_shift(widen(shift_of_second)),
+                            acc_t(group_channels) * acc_t(HxW), eps);
         // The thread whose first pack has a group's first channel stores the statistics of that group.
         if (team.rank() == 0 && part == 0) {
             const long long at = n * groups + slab * Tile::slab_groups + own.first;
             if (own.first * group_channels == from) {
-                store(mean, at, a.mean);
-                store(rstd, at, a.rstd);
+                store(mean, at, found.first.mean);
+                store(rstd, at, found.first.rstd);
             }
             if (own.second() > own.first) {
-                store(mean, at + 1, b.mean);
-                store(rstd, at + 1, b.rstd);
+                store(mean, at + 1, found.second.mean);
+                store(rstd, at + 1, found.second.rstd);
             }
         }
         Affine known[pack_size];
 #pragma unroll
         for (int slot = 0; slot < pack_size; ++slot) {
-            const Statistics of = own.of_slot(slot, a, b);
+            const Statistics of = own.of_slot(slot, found.first, found.second);
             known[slot] = Affine{of.mean, of.rstd * scale.of(slot), bias.of(slot)};
         }
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
-            if (live && there(k)) {
+            if (held.live() && held.has(k)) {
                 acc_t out[pack_size];
 #pragma unroll
                 for (int i = 0; i < pack_size; ++i) {
-                    out[i] = activation_t::apply(normalised(widen(held[k].get(i)), known[i]));
+                    out[i] = activation_t::apply(normalised(widen(held.packs[k].get(i)), known[i]));
                 }
-                store_pack_of(y, start + static_cast<long long>(k * parts) * C, from, channels, narrow_pack<y_t>(out),
-                              plain_y);
+                store_pack_of(y, start + held.step(k, C), from, channels, narrow_pack<y_t>(out), plain_y);
             }
         }
     }
