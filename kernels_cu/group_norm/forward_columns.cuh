@@ -103,11 +103,10 @@ struct HeldColumn {
     __device__ __forceinline__ long long step(int k, long long pitch) const {
         return static_cast<long long>(k * parts) * pitch;
     }
-    // The sums of the slab's groups over the block or cluster. Each slot's sum is finish(s), where s = add(s, d) for the
-    // distances d of its elements from the centre of their group.
-    template <typename T, typename Add, typename Finish>
-    __device__ __forceinline__ SlabSums sums(T& team, acc_t centre_of_first, acc_t centre_of_second, Add add,
-                                             Finish finish) const {
+    // The sums of d and of d^2 over the slab's groups in the block or cluster, for the distances d of elements from the
+    // centre of their group.
+    template <typename T>
+    __device__ __forceinline__ SlabSums sums(T& team, acc_t centre_of_first, acc_t centre_of_second) const {
         Pair slots[pack_size] = {};
 #pragma unroll
         for (int k = 0; k < Tile::packs_per_thread; ++k) {
@@ -115,13 +114,10 @@ struct HeldColumn {
 #pragma unroll
                 for (int slot = 0; slot < pack_size; ++slot) {
                     const acc_t centre = own.of_slot(slot, centre_of_first, centre_of_second);
-                    slots[slot] = add(slots[slot], acc_t(widen(packs[k].get(slot))) - centre);
+                    const acc_t d = acc_t(widen(packs[k].get(slot))) - centre;
+                    slots[slot] = with_product(slots[slot], d, d);
                 }
             }
-        }
-#pragma unroll
-        for (int slot = 0; slot < pack_size; ++slot) {
-            slots[slot] = finish(slots[slot]);
         }
         return team.sum(live() ? own.sums_of(slots) : SlabSums{});
     }
@@ -130,18 +126,15 @@ struct HeldColumn {
     template <typename T>
     __device__ __forceinline__ ColumnStatistics statistics(T& team, acc_t shift_of_first, acc_t shift_of_second,
                                                            acc_t length, acc_t eps) {
-        SlabSums all = sums(
-            team, shift_of_first, shift_of_second, [](Pair s, acc_t d) { return Pair{s.first + d, acc_t(0)}; },
-            [](Pair s) { return with_square(s.first); });
+        SlabSums all = sums(team, shift_of_first, shift_of_second);
         const auto centre_of = [&](acc_t shift, int group) {
-            return second_centre(shift, all.group(group), acc_t(1) / length, Tile::packs_per_thread);
+            // Squares of single d: threads have different numbers of rows, so that no number of d is that of all sums.
+            return second_centre(shift, all.group(group), acc_t(1) / length, 1);
         };
         const acc_t centre_of_first = centre_of(shift_of_first, own.first);
         const acc_t centre_of_second = centre_of(shift_of_second, own.second());
         between_passes(packs);
-        all = sums(
-            team, centre_of_first, centre_of_second, [](Pair s, acc_t d) { return with_product(s, d, d); },
-            [](Pair s) { return s; });
+        all = sums(team, centre_of_first, centre_of_second);
         between_passes(packs);
         return ColumnStatistics{corrected_statistics(centre_of_first, all.group(own.first), length, eps),
                                 corrected_statistics(centre_of_second, all.group(own.second()), length, eps)};

@@ -236,7 +236,7 @@ class _Columns(WholeGroups):
     def held(self) -> int:
         """Registers that a thread needs at least: its packs, the sums of its channels and of the slab's groups."""
         words, groups = self.problem.sum_itemsize // WORD, int(self.tile.groups)
-        sums = words * (2 * self.problem.pack + 3 * groups + 2 * (groups > 1))
+        sums = words * (2 * self.problem.pack + 3 * groups + 6 * (groups > 1))
         work = COLUMN_WORK + 4 * (words - 1) + 4 * (self.pieces > 1)
         return work + sums + WORDS * self.packs
 
