@@ -25,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cunorm
-from cunorm.core.files import file_to_write
+from cunorm.core.files import PLOT_SUFFIXES, file_to_write
 
 if __package__:
     from .digits_checks import CheckedLibrary, GradientMismatch
@@ -43,7 +43,6 @@ BATCH = 64
 LEARNING_RATE = 3e-3
 CHECK_EVERY = 20  # steps between two comparisons with the oracle
 REQUIRED_ACCURACY = 0.95
-PLOTS = (".png", ".svg", ".pdf")  # formats of the plot
 
 
 @dataclass
@@ -143,7 +142,7 @@ def run(  # noqa: PLR0913  # a keyword for each choice
 
 
 def plot(result: Result, path: Path, executor: str) -> None:
-    """Write the loss per step and the test accuracy per epoch in one of the formats `PLOTS`."""
+    """Write the loss per step and the test accuracy per epoch in one of the formats of `PLOT_SUFFIXES`."""
     from matplotlib.figure import Figure
 
     losses, accuracies = np.array(result.losses), 100 * np.array(result.accuracies)
@@ -217,7 +216,7 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             parser.error(f"--{name}: {value}, expected at least {least}, and less than 2^32")
     try:
         bare = options.plot and not Path(options.plot).is_dir() and not Path(options.plot).suffix
-        options.plot = file_to_write("--plot", options.plot + PLOTS[0] if bare else options.plot, PLOTS)
+        options.plot = file_to_write("--plot", options.plot + PLOT_SUFFIXES[0] if bare else options.plot, PLOT_SUFFIXES)
     except ValueError as error:
         parser.error(str(error))
 

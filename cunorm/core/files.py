@@ -8,6 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+#: Suffixes of the formats in which commands write pictures.
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
 
 def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting: bool = False) -> None:
     """Write a temporary file in the same folder and rename it: a reader sees the old or the new contents.

@@ -272,23 +272,30 @@ def read(
     return dict(found.most_common())
 
 
+def _untraced(path: Path, error: OSError) -> str:
+    return f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced; name another file"
+
+
 def environment_fault() -> str | None:
     """Why the file that ``CUNORM_TRACE`` names cannot be written; None if it can, or the variable is not set."""
-    path = settings.trace()
+    if (path := settings.trace()) is None:
+        return None
     try:
-        if path is not None:
-            _append(path.absolute(), [])
+        _append(path.absolute(), [])
     except OSError as error:
-        return f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced; name another file"
+        return _untraced(path, error)
     return None
 
 
 def _from_environment() -> None:
     """Begin the trace that ``CUNORM_TRACE`` names. It ends with the process."""
-    if (sentence := environment_fault()) is not None:
-        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-    elif (path := settings.trace()) is not None:
+    path = settings.trace()
+    if path is None:
+        return
+    try:
         atexit.register(_begin(path).close)
+    except OSError as error:
+        warnings.warn(_untraced(path, error), RuntimeWarning, stacklevel=2)
 
 
 _from_environment()

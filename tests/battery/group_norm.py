@@ -287,6 +287,11 @@ def _made(op: str, strategy: str, named: Named, **tile: int) -> Iterator[Case]:
         yield Case(op, label, {"strategy": strategy, **tile, **fields}, **own)
 
 
+def _layout(named: Named, label: str) -> Named:
+    """Problems whose channels are innermost in memory."""
+    return {f"{label}: {name}": {"last": True, **facts} for name, facts in named.items()}
+
+
 def _warp_cases(op: str) -> Iterator[Case]:
     warp: Named = dict(GROUP_WARP)
     if op.endswith("backward"):
@@ -318,13 +323,10 @@ def _register_cases(op: str) -> Iterator[Case]:
 
 
 def _column_cases(op: str) -> Iterator[Case]:
-    def last(named: Named) -> Named:
-        return {f"NHWC: {label}": {"last": True, **facts} for label, facts in named.items()}
-
     if not op.endswith("backward"):
         fields: dict[str, Any] = {"threads": 64, "stages": 1, "load": "registers"}
-        yield from _made(op, "block", last(GROUP_COLUMNS), **fields, packs_per_thread=5)
-        yield from _made(op, "cluster", last(GROUP_CLUSTER_COLUMNS), **fields, cluster=2)
+        yield from _made(op, "block", _layout(GROUP_COLUMNS, "NHWC"), **fields, packs_per_thread=5)
+        yield from _made(op, "cluster", _layout(GROUP_CLUSTER_COLUMNS, "NHWC"), **fields, cluster=2)
 
 
 def _kept(backward: bool) -> Named:
@@ -344,18 +346,15 @@ def group_norm_cases(op: str) -> Iterator[Case]:
 
     made = functools.partial(_made, op)
 
-    def layout(named: Named, label: str) -> Named:
-        return {f"{label}: {name}": {"last": True, **facts} for name, facts in named.items()}
-
     yield from _warp_cases(op)
     block = GROUP_BLOCK | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
-    block |= layout(GROUP_BLOCK_LAST, "NHWC")
+    block |= _layout(GROUP_BLOCK_LAST, "NHWC")
     split = GROUP_SPLIT | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
-    split |= layout(GROUP_SPLIT_LAST, "NHWC")
+    split |= _layout(GROUP_SPLIT_LAST, "NHWC")
     grid = GROUP_GRID | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
-    grid |= layout(GROUP_GRID_LAST, "NHWC")
+    grid |= _layout(GROUP_GRID_LAST, "NHWC")
     cluster = GROUP_CLUSTER | {"16 bits": {"shape": (2, 6, 35), "groups": 2, "shifts": ALL_OFF, **MIXED}}
-    last = layout(GROUP_CLUSTER_LAST, "NHWC")
+    last = _layout(GROUP_CLUSTER_LAST, "NHWC")
     for named in (block, cluster, last, split, grid):
         named["in place"] = {"shape": (3, 5, 37), "groups": 1, "in_place": True}
         named["NHWC: in place"] = {"shape": (3, 37, 20), "groups": 2, "last": True, "in_place": True}
@@ -389,7 +388,7 @@ def group_norm_cases(op: str) -> Iterator[Case]:
     yield from _column_cases(op)
     yield from made("split", split, threads=64)
     yield from made("grid", grid, threads=64)
-    yield from made("grid", layout(_kept(backward), "NHWC: kept"), threads=64)
+    yield from made("grid", _layout(_kept(backward), "NHWC: kept"), threads=64)
     one = {"cluster": 2, **({"samples": 1} if backward else {})}
     yield from made("cluster", cluster, threads=64, stages=2, load="bulk", **one)
     slices = dict(GROUP_CLUSTER_REGISTERS)
@@ -406,7 +405,7 @@ def _of_samples(op: str) -> Iterator[Case]:
     if op == "group_norm":
         return
     slabs = GROUP_CLUSTER_SAMPLES | GROUP_SLAB_SAMPLES
-    last = {f"NHWC: {label}": {"last": True, **facts} for label, facts in GROUP_SAMPLES_LAST.items()}
+    last = _layout(GROUP_SAMPLES_LAST, "NHWC")
     four = {"shape": (4, 6, 37), "groups": 2}
     for cluster in (2, 4):
         tile: dict[str, Any] = {"threads": 64, "cluster": cluster, "samples": 2}

@@ -18,7 +18,7 @@ from typing import Any
 
 from cunorm.core.errors import TraceError
 from cunorm.core.errors import sentence as sentence_of
-from cunorm.core.files import file_to_write, write_whole
+from cunorm.core.files import PLOT_SUFFIXES, file_to_write, write_whole
 from cunorm.core.problem import Problem
 from cunorm.core.terminal import with_bar
 from cunorm.executors.choose import executor
@@ -181,10 +181,8 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         problems, peers, rounds = _wanted(asked), _peers(asked.peers), _rounds(asked)
         if asked.rehearse and asked.plot is not None:
             raise ValueError("--plot: a rehearsal has no times to draw; leave out --rehearse on a machine with a GPU")
-        to_json, to_plot = (
-            file_to_write("--json", asked.json),
-            file_to_write("--plot", asked.plot, (".png", ".svg", ".pdf")),
-        )
+        to_json = file_to_write("--json", asked.json)
+        to_plot = file_to_write("--plot", asked.plot, PLOT_SUFFIXES)
         if to_plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot: matplotlib is missing; type: pip install 'cunorm[tune]'")
     except (OSError, TraceError, TypeError, ValueError) as error:

@@ -227,10 +227,8 @@ class _Columns(WholeGroups):
 
     @lazy
     def shared(self) -> int:
-        """Bytes of shared memory per block: the sums of its warps, and those that other blocks of a cluster read."""
-        warps, shared = self.tile.threads // WARP, self.pieces > 1
-        rows = 2 * (warps + shared) if warps > 1 or shared else 0
-        return rows * int(self.tile.groups) * self.problem.pair
+        """Bytes of shared memory per block: the sums of its team, for each group of the slab."""
+        return int(self.tile.groups) * self.team_sums(self.tile.threads)
 
     @lazy
     def held(self) -> int:

@@ -48,6 +48,12 @@ class OneSweep(Tiling):
         """Bytes of the partial rows of dgamma and dbeta."""
         return parameter_workspace(self.problem, self.partial_rows)
 
+    def team_sums(self, lanes: int) -> int:
+        """Bytes of shared memory for one pair of sums in teams of ``lanes``; see Team::scratch_size in team.cuh."""
+        shared = self.pieces > 1
+        warps = self.tile.threads // WARP + shared
+        return 2 * warps * self.problem.pair if lanes > WARP or shared else 0
+
     def tensor_bytes(self, name: str) -> int:
         """Bytes that are moved to read or write a tensor once."""
         return self.problem.nbytes_of(name)
@@ -137,9 +143,7 @@ class Runs(OneSweep):
         The sums of teams of several warps, and those that other blocks of a cluster read; the teams' partial channel
         sums; the channel sums of a cluster's slices.
         """
-        problem, tile, shared = self.problem, self.tile, self.pieces > 1
-        warps = tile.threads // WARP + shared
-        sums = 2 * warps * self.problem.pair if self.lanes > WARP or shared else 0
+        problem, tile, sums = self.problem, self.tile, self.team_sums(self.lanes)
         if not problem.wants_parameters or problem.HxW == 1 or problem.group_channels == 1:
             return sums
         of_team = self.lanes * self.packs + problem.group_channels - 1
