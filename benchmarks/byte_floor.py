@@ -41,7 +41,6 @@ IN_L1 = "the parameters that a block reads again are mostly in the L1 cache, whi
 #: where it says so (benchmarks/results/measured_tiles-*.jsonl).
 EXCUSED = {
     "sd15-unet: group_norm_backward NHWC N=2 C=960 HxW=4096 group=32": "`cluster` takes longer",
-    "sd15-unet: group_norm NHWC N=8 C=1920 HxW=1024 group=32": "`cluster` takes as long",
     "sdxl-unet: group_norm NHWC N=4 C=1920 HxW=4096 group=32": "longer chunks and `cluster` take longer on an H100",
     "vae: group_norm_backward NHWC N=1 C=512 HxW=16384 group=32": "longer chunks and `cluster` take longer on an H100",
     "video-vae: group_norm NHWC N=1 C=512 HxW=28800 group=32": "shorter chunks take longer",

@@ -68,7 +68,7 @@ class Form:
         - target: instruction to go to; join: convergence barrier, in mode 3; special: special register, in mode 0;
           mode0, mode1: number, in that ``mode``;
         - label: target that the engine does not need; zero: register that reads zero; true: predicate that reads true;
-          number0: the number zero; SB0: that scoreboard.
+          number0: the number zero; SB0: that scoreboard; predicates: all predicates.
     pipe : str
         One of `records.PIPES`.
     modifiers : mapping
@@ -100,6 +100,7 @@ FORMS: dict[str, Form] = {
     "FSEL": Form("FSEL", "to float float pred", "ALU"),
     "PRMT": Form("PRMT", "to int int int", "ALU"),
     "P2R": Form("P2R", "to int int", "ALU"),
+    "R2P": Form("R2P", "predicates int int", "ALU"),
     "CS2R": Form("CLEAR", "to zero", "ALU", {"32": (0, 1)}),
     "S2R": Form("S2R", "to special", "MEMORY"),
     "S2UR": Form("S2R", "to special", "MEMORY"),
@@ -267,7 +268,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "IADD3", "IADD3X", "IADD3WIDE", "VIADD", "IMAD", "IMADX", "IMADHI", "IMADWIDE", "IABS", "LOP3", "SHIFT_LEFT",
         "SHIFT_RIGHT", "LEA", "LEAHI", "MINMAX", "MINMAX3", "ADDMINMAX", "FLO", "POPC", "BREV", "BMSK", "SGXT", "PRMT",
     ),
-    "move": ("MOV", "HALF_PAIR", "CLEAR", "S2R", "R2UR", "P2R"),
+    "move": ("MOV", "HALF_PAIR", "CLEAR", "S2R", "R2UR", "P2R", "R2P"),
     "select": ("SEL", "FSEL"),
     "predicate": ("ISETP", "FSETP", "DSETP", "PLOP3", "ELECT", "VOTE"),
     "shuffle": ("SHFL",),
@@ -413,6 +414,7 @@ _FIXED = {
     "true": re.compile(r"U?PT"),
     "number0": re.compile(r"0x0"),
     "SB0": re.compile(r"SB0"),
+    "predicates": re.compile(r"PR"),
     "label": re.compile(r"0x[0-9a-f]+|[$\w.]+"),
 }
 

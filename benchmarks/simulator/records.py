@@ -11,7 +11,7 @@ from typing import Any
 #: Operations of the engine. Several opcodes may share one operation.
 OPERATIONS: tuple[str, ...] = (
     # moves and selections
-    "MOV", "SEL", "FSEL", "PRMT", "P2R", "CLEAR", "S2R", "R2UR", "LDC",
+    "MOV", "SEL", "FSEL", "PRMT", "P2R", "R2P", "CLEAR", "S2R", "R2UR", "LDC",
     # integers
     "IADD3", "IADD3X", "IADD3WIDE", "VIADD", "IMAD", "IMADX", "IMADHI", "IMADWIDE", "IABS", "LOP3", "SHIFT_LEFT",
     "SHIFT_RIGHT", "LEA", "LEAHI", "MINMAX", "MINMAX3", "ADDMINMAX", "FLO", "POPC", "BREV", "BMSK", "SGXT",

@@ -152,7 +152,7 @@ GROUP_CLUSTER_REGISTERS: Named = {
     "slices: NaN in a neighbour": {"shape": (2, 6, 25), "groups": 3, "nan": (0, 2, 4)},
     "slices: 16 bits": {"shape": (2, 6, 65), "groups": 2, "shifts": ALL_OFF, **MIXED},
 }
-#: Channels-last slabs of a forward in the registers of a block of 64 threads, with five packs each.
+#: Channels-last slabs in the registers of a block of 64 threads, with five packs each.
 GROUP_COLUMNS: Named = {
     "one column": {"shape": (2, 150, 8), "groups": 2},
     "idle threads, groups end within packs": {"shape": (2, 35, 24), "groups": 4, "slab": 2},
@@ -200,6 +200,22 @@ GROUP_CLUSTER_SAMPLES: Named = {
     "samples: dbeta alone": {"shape": (2, 6, 35), "groups": 2, **MASKS["dbeta alone"]},
     "samples: no dx": {"shape": (2, 6, 35), "groups": 2, **MASKS["no dx"]},
     "samples: 16 bits": {"shape": (2, 6, 65), "groups": 2, "shifts": ALL_OFF, **MIXED},
+}
+#: The same for channels-last slabs in registers.
+GROUP_COLUMN_SAMPLES: Named = {
+    "samples: fewer rows in the last block": {"shape": (2, 35, 40), "groups": 8, "slab": 4},
+    "samples: misaligned": {"shape": (2, 21, 24), "groups": 4, "slab": 2, "shifts": ALL_OFF},
+    "samples: one cluster for all": {"shape": (2, 12, 24), "groups": 4, "slab": 2, "grid": 4},
+    "samples: more channels than threads": {"shape": (2, 4, 160), "groups": 1},
+    "samples: in place": {"shape": (2, 41, 24), "groups": 4, "slab": 2, "in_place": True},
+    "samples: no parameters": {"shape": (2, 30, 8), "groups": 1, **NO_PARAMETERS},
+    "samples: a constant far from zero": {"shape": (2, 40, 24), "groups": 2, "slab": 2, **FAR},
+    "samples: an infinite mean": {"shape": (2, 21, 24), "groups": 4, "slab": 2, **INFINITE},
+    "samples: NaN in a neighbour": {"shape": (2, 25, 24), "groups": 4, "slab": 2, "nan": (0, 2, 4)},
+    "samples: dgamma alone": {"shape": (2, 21, 24), "groups": 4, "slab": 2, **MASKS["dgamma alone"]},
+    "samples: dbeta alone": {"shape": (2, 21, 24), "groups": 4, "slab": 2, **MASKS["dbeta alone"]},
+    "samples: no dx": {"shape": (2, 21, 24), "groups": 4, "slab": 2, **MASKS["no dx"]},
+    "samples: 16 bits": {"shape": (2, 21, 80), "groups": 8, "slab": 4, "shifts": ALL_OFF, **MIXED},
 }
 #: The same for slabs in shared memory, of several groups, and channels-last.
 GROUP_SLAB_SAMPLES: Named = {
@@ -323,10 +339,18 @@ def _register_cases(op: str) -> Iterator[Case]:
 
 
 def _column_cases(op: str) -> Iterator[Case]:
-    if not op.endswith("backward"):
-        fields: dict[str, Any] = {"threads": 64, "stages": 1, "load": "registers"}
-        yield from _made(op, "block", _layout(GROUP_COLUMNS, "NHWC"), **fields, packs_per_thread=5)
-        yield from _made(op, "cluster", _layout(GROUP_CLUSTER_COLUMNS, "NHWC"), **fields, cluster=2)
+    columns, pieces = _layout(GROUP_COLUMNS, "NHWC"), _layout(GROUP_CLUSTER_COLUMNS, "NHWC")
+    fields: dict[str, Any] = {"threads": 64, "stages": 1, "load": "registers"}
+    if op.endswith("backward"):
+        columns |= masked(columns, "NHWC: idle threads, groups end within packs", "NHWC: one column")
+        pieces |= masked(pieces, "NHWC: columns: fewer rows in the last block")
+        infinite = {"shape": (2, 21, 24), "groups": 4, "slab": 2, "last": True, **INFINITE}
+        columns["NHWC: an infinite mean"] = pieces["NHWC: columns: an infinite mean"] = infinite
+        warp = {f"{label}, a warp": columns[label] for label in ("NHWC: two positions", "NHWC: three blocks for ten")}
+        yield from _made(op, "block", warp, **{**fields, "threads": 32}, packs_per_thread=6)
+    one = {"cluster": 2, **({"samples": 1} if op.endswith("backward") else {})}
+    yield from _made(op, "block", columns, **fields, packs_per_thread=5)
+    yield from _made(op, "cluster", pieces, **fields, **one)
 
 
 def _kept(backward: bool) -> Named:
@@ -406,11 +430,13 @@ def _of_samples(op: str) -> Iterator[Case]:
         return
     slabs = GROUP_CLUSTER_SAMPLES | GROUP_SLAB_SAMPLES
     last = _layout(GROUP_SAMPLES_LAST, "NHWC")
+    columns = _layout(GROUP_COLUMN_SAMPLES, "NHWC")
     four = {"shape": (4, 6, 37), "groups": 2}
     for cluster in (2, 4):
         tile: dict[str, Any] = {"threads": 64, "cluster": cluster, "samples": 2}
 
         yield from _made(op, "cluster", GROUP_CLUSTER_SAMPLES, stages=1, load="registers", **tile)
+        yield from _made(op, "cluster", columns, stages=1, load="registers", **tile)
         yield from _made(op, "cluster", slabs, stages=2, load="bulk", **tile)
         yield from _made(op, "cluster", last, stages=2, load="cp_async", **tile)
     for cluster in (4, 8):

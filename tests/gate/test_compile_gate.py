@@ -165,20 +165,29 @@ def test_a_grid_without_an_activation_does_not_spill(dtype: str) -> None:
     assert faults(gate.run(found, threads=THREADS)) == ""
 
 
+MOST_PACKS = [("group_norm", "silu", (11, 8, 7)), ("group_norm_backward", "silu", (6, 6, 6))]
+MOST_PACKS += [("group_norm_backward", None, (8, 8, 8))]
+
+
 @needs_nvrtc
-def test_a_cluster_of_columns_with_many_packs_does_not_spill() -> None:
+@pytest.mark.parametrize(("op", "activation", "most"), MOST_PACKS)
+def test_a_cluster_of_columns_with_many_packs_does_not_spill(
+    op: str, activation: str | None, most: tuple[int, ...]
+) -> None:
     """Its packs per thread follow from the problem, and the gate's problem for the tile has few."""
-    case, found = GateCase("group_norm", "cluster", "bfloat16", "NHWC"), []
-    for groups, packs in ((1, 11), (2, 8), (4, 7)):
-        tile = Tile("cluster", threads=256, cluster=2, groups=groups, load="registers", stages=1)
+    case, found = GateCase(op, "cluster", "bfloat16", "NHWC"), []
+    samples = {"samples": 1} if op.endswith("backward") else {}
+    for groups, packs in zip((1, 2, 4), most, strict=True):
+        tile = Tile("cluster", threads=256, cluster=2, groups=groups, load="registers", stages=1, **samples)
         problem = gate.demanding(gate.problem_for(case.op, case.strategy, case.dtype, case.layout, tile))
+        problem = replace(problem, activation=activation)
         # Groups of 10 channels end within packs.
         problem = replace(problem, C=32 * (8 if groups == 1 else 20 if groups == 2 else 10))
         columns = groups * problem.group_channels // problem.pack
         problem = replace(problem, HxW=2 * packs * (tile.threads // columns))
         assert case.solver.of(problem, tile).refuses(KNOWN["H100"]) is None
         assert case.solver.of(replace(problem, HxW=problem.HxW + 2), tile).refuses(KNOWN["H100"]) is not None
-        (launch,) = case.solver.launches(problem, tile)
+        launch = case.solver.launches(problem, tile)[0]
         assert launch.constants["packs_per_thread"] == packs
         for text in TEXTS:
             code = sources.kernel_text(launch, problem, case.solver, tile, text)

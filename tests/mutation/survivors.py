@@ -203,11 +203,8 @@ SURVIVORS: dict[Key, str] = {
      "if (parameters.wanted() && team.rank() == 0 && team.lane() == 0 && HxW > 1) {", "guard", 1): (
         "Speed only: the sums of a group of one element are its terms, so the same lane stores the same values twice."
     ),
-    ("group_norm/forward_columns.cuh", "for (int g = 1; g < Tile::slab_groups; ++g) {", "guard", 0): (
+    ("group_norm/slab_columns.cuh", "for (int g = 1; g < Tile::slab_groups; ++g) {", "guard", 0): (
         "The sums past the last group are read and never chosen: no column has a group of that number."
-    ),
-    ("group_norm/forward_columns.cuh", "if (team.rank() == 0 && part == 0) {", "owner", 0): (
-        "Speed only: every thread of a column has the same statistics and stores them to the same address."
     ),
     ("group_norm/forward_registers.cuh",
      "for (long long first = static_cast<long long>(blockIdx.x / blocks) * team.count; first < N * groups;",

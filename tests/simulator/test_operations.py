@@ -217,6 +217,17 @@ def test_predicates_are_combined_and_packed() -> None:
         assert got == 0x50 | expected
 
 
+def test_a_register_sets_the_predicates_of_a_mask() -> None:
+    a, b = [37 * lane & 0x7F for lane in range(LANES)], [lane % 2 for lane in range(LANES)]
+    code = ["LOP3.LUT P0,RZ,R11,0x1,RZ,0xc0,!PT"]  # all other predicates are true
+    code += [f"ISETP.EQ.U32.AND P{k},PT,RZ,RZ,PT" for k in range(1, 7)]
+    code += ["LOP3.LUT P6,RZ,R11,0x1,RZ,0xc0,!PT", "@P6 R2P PR,R10,0x55", "P2R R20,RZ,0x7f"]
+    (found,) = evaluate(code, a, b)
+    for x, odd, got in zip(a, b, found, strict=True):
+        before = 0x3E | odd | odd << 6
+        assert got == ((x & 0x55) | (before & ~0x55) if odd else before)
+
+
 # ---- floating point -------------------------------------------------------------------------------------------------
 
 floats = st.lists(st.floats(width=32, allow_subnormal=True), min_size=LANES, max_size=LANES)

@@ -150,14 +150,13 @@ def _group(op: str) -> Iterator[Row]:
     yield Row(op, "block", "in registers", (8, 16, 64, 2), held)
     yield Row(op, "block", "in registers, odd planes", (16, 16, 49, 2), held, fetched=EDGE)
     yield Row(op, "block", "in registers, HxW = 1", (64, 512, 1, 2), held)
-    if op == "group_norm":
-        columns = block | {"stages": 1, "load": "registers", "packs_per_thread": 2}
-        pieces = slab | {"stages": 1, "load": "registers", "cluster": 2}
-        yield Row(op, "block", "channels last, in registers", (4, 64, 49, 8), columns, layout="NHWC")
-        idle = columns | {"packs_per_thread": 4}
-        yield Row(op, "block", "channels last, in registers, idle threads", (4, 192, 33, 8), idle, layout="NHWC")
-        yield Row(op, "cluster", "channels last, in registers", (4, 64, 99, 8), pieces, layout="NHWC")
+    columns = block | {"stages": 1, "load": "registers", "packs_per_thread": 2}
+    yield Row(op, "block", "channels last, in registers", (4, 64, 49, 8), columns, layout="NHWC")
+    idle = columns | {"packs_per_thread": 4}
+    yield Row(op, "block", "channels last, in registers, idle threads", (4, 192, 33, 8), idle, layout="NHWC")
     cluster = slab | {"cluster": 2, "load": "bulk", **({"samples": 1} if op.endswith("backward") else {})}
+    pieces = cluster | {"stages": 1, "load": "registers"}
+    yield Row(op, "cluster", "channels last, in registers", (4, 64, 99, 8), pieces, layout="NHWC")
     yield Row(op, "cluster", "aligned planes", (4, 16, 1024, 4), cluster)
     yield Row(op, "cluster", "odd planes", (4, 32, 147, 4), cluster, fetched=EDGE)
     yield Row(op, "cluster", "misaligned", (3, 9, 217, 3), cluster, fetched=EDGE, wide=0.94, why=SHORT)
@@ -169,6 +168,8 @@ def _group(op: str) -> Iterator[Row]:
         yield Row(
             op, "cluster", "both samples, channels last", (2, 64, 196, 8), of_two | {"load": "cp_async"}, layout="NHWC"
         )
+        held = pieces | {"samples": 2}
+        yield Row(op, "cluster", "both samples, channels last, in registers", (2, 64, 99, 8), held, layout="NHWC")
     grid = {"threads": 64, "chunk": 512, "groups": 1, "prefetch_tiles": 1, "keep": "l2"}
     yield from _twice(
         Row(op, "grid", "aligned planes", (4, 16, 1024, 4), grid),

@@ -277,6 +277,9 @@ struct Machine : Accesses {
                 for (int l = 0; l < WARP; ++l) value[l] = special(warp, code.mode[0], l);
                 put(warp, code, value, mask);
                 return true;
+            case OP_R2P:
+                to_predicates(warp, code, mask);
+                return true;
             case OP_R2UR:
                 to_uniform(warp, code, mask);
                 return true;
@@ -333,6 +336,17 @@ struct Machine : Accesses {
                 return (1u << l) - 1;
             default:
                 return 0;
+        }
+    }
+    // Bits 0 to 6 of the first source to the predicates P0 to P6, where the second source has ones.
+    static void to_predicates(Warp& warp, const Instruction& code, u32 mask) {
+        for (int k = 0; k < 7; ++k) {
+            u32 bits = 0, chosen = 0;
+            for (int l = 0; l < WARP; ++l) {
+                bits |= (scalar(warp, code.source[0], l) >> k & 1u) << l;
+                chosen |= (scalar(warp, code.source[1], l) >> k & 1u) << l;
+            }
+            warp.predicate[k] = (warp.predicate[k] & ~(mask & chosen)) | (bits & mask & chosen);
         }
     }
     // The value of the first lane. A predicate is set for the lanes that have another one; with .OR (mode 0) it stays true

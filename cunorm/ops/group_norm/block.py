@@ -16,7 +16,6 @@ from cunorm.ops.common.limits import (
     SECTOR_PACKS,
     WARP,
     bound_registers,
-    refuses_cluster_size,
     refuses_registers,
     refuses_resident,
     refuses_shared,
@@ -25,16 +24,11 @@ from cunorm.ops.common.limits import (
 )
 from cunorm.ops.common.slab_sweep import Slab
 
-from .one_sweep import OneSweep, Runs, WholeGroups
+from .columns import PACKS, ClusterColumns, ClusterGradientColumns, Columns, GradientColumns
+from .one_sweep import BULK, CP_ASYNC, PHASES, REGISTERS, WORDS, Clustered, Runs, WholeGroups, tensors_held
 from .warp import WARP_SPACE
 
 MOST_STAGES = 8
-#: Values of ``load``: bulk copies by one thread, asynchronous copies by all threads, or loads into registers.
-BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
-PHASES = 3  # for the cost model: loads, sums, stores
-WORD, WORDS = 4, 4  # bytes of a register, registers per pack
-#: Channels-last slabs in registers: most groups of a slab, whose sums all threads hold, and working registers.
-MOST_GROUPS, COLUMN_WORK = 4, 61
 #: A thread that holds at most FEW_PACKS packs, or half of it if blocks share a group, uses about LEAN_REGISTERS
 #: registers, as compiled for 16-bit data on sm_90; the launch bounds allow more. Only the cost model uses it, for the
 #: number of resident blocks.
@@ -42,8 +36,8 @@ FEW_PACKS, LEAN_REGISTERS = 4, 80
 #: Fields of a slab in shared memory: its groups, the stages of its copies, and the kind of copies. The cost model does
 #: not distinguish stages and kinds of loads, and selects the first legal tile: registers need no copy in shared memory.
 _SLABS = {"groups": (1, 2, 4, 8, 16, 32), "stages": (1, 4), "load": (BULK, CP_ASYNC)}
-#: The packs per thread that are worth trying, and those for a channels-first run: more than eight of it spill.
-PACKS, RUN_PACKS = (1, 2, 3, 4, 6, 8, 12), (1, 2, 4, 8)
+#: The packs per thread of a channels-first run that are worth trying: more than eight of it spill.
+RUN_PACKS = (1, 2, 4, 8)
 BLOCK_SPACE = {
     "threads": (32, 64, 128, 256, 512),
     **_SLABS,
@@ -148,11 +142,6 @@ class _InRegisters(Runs):
     variant = "_registers"
 
     @lazy
-    def _tensors(self) -> int:
-        """Tensors whose packs a thread holds."""
-        return 2 if self.problem.is_backward else 1
-
-    @lazy
     def held(self) -> int:
         """Registers that a thread needs at least: its packs in the stored dtype, and working registers.
 
@@ -161,7 +150,7 @@ class _InRegisters(Runs):
         problem, work = self.problem, 52 if self.problem.is_backward else 48
         wide = 20 if problem.dtype == "float64" else 0
         through = 14 if problem.is_backward and problem.activation is not None and problem.pack >= 8 else 0
-        return work + wide + through + WORDS * self._tensors * self.packs
+        return work + wide + through + WORDS * tensors_held(problem) * self.packs
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
@@ -191,134 +180,11 @@ class _InRegisters(Runs):
         The phases for the cost model are those of a slab in shared memory. Only tuning finds which of the two is
         faster, and from which size on.
         """
-        few = self._tensors * self.packs * min(self.pieces, 2) <= FEW_PACKS
+        few = tensors_held(self.problem) * self.packs * min(self.pieces, 2) <= FEW_PACKS
         return self.run_launches(LEAN_REGISTERS if few else RESIDENT_REGISTERS, PHASES)
 
 
-class _Columns(WholeGroups):
-    """Tiling of a forward with one block per channels-last slab, in registers. A thread holds packs of one column."""
-
-    variant = "_columns"
-
-    @lazy
-    def columns(self) -> int:
-        """Columns of packs of a slab."""
-        return max(1, self.channels // self.problem.pack)
-
-    @lazy
-    def parts(self) -> int:
-        """Threads per column."""
-        return max(1, self.tile.threads // self.columns)
-
-    @lazy
-    def rows(self) -> int:
-        """Rows of the largest piece."""
-        return ceil_div(self.problem.HxW, self.pieces)
-
-    @lazy
-    def needed(self) -> int:
-        """Packs of a column that a thread holds at least, so that the threads of a column hold all its rows."""
-        return ceil_div(self.rows, self.parts)
-
-    @lazy
-    def packs(self) -> int:
-        """Packs per thread."""
-        return self.tile.packs_per_thread
-
-    @lazy
-    def shared(self) -> int:
-        """Bytes of shared memory per block: the sums of its team, for each group of the slab."""
-        return int(self.tile.groups) * self.team_sums(self.tile.threads)
-
-    @lazy
-    def held(self) -> int:
-        """Registers that a thread needs at least: its packs, the sums of its channels and of the slab's groups."""
-        words, groups = self.problem.sum_itemsize // WORD, int(self.tile.groups)
-        sums = words * (2 * self.problem.pack + 3 * groups + 6 * (groups > 1))
-        work = COLUMN_WORK + 4 * (words - 1) + 4 * (self.pieces > 1)
-        return work + sums + WORDS * self.packs
-
-    @lazy
-    def registers(self) -> int:
-        """Registers per thread as compiled for sm_90, for the cost model: fewer if no pack has two groups."""
-        return self.held - (12 if self.problem.group_channels % self.problem.pack else 30)
-
-    def refuses(self, device: Device) -> str | None:
-        """See `Tiling.refuses`."""
-        tile = self.tile
-        if tile.stages > 1:
-            return f"stages is {tile.stages}, expected 1: load={REGISTERS} loads the whole slab"
-        if tile.groups > MOST_GROUPS:
-            return f"groups is {tile.groups}, expected at most {MOST_GROUPS} with load={REGISTERS}"
-        if (sentence := self.refuses_groups() or refuses_threads(tile) or self._refuses_columns()) is not None:
-            return sentence
-        if self.needed > self.packs:
-            hold = f"{tile.threads} threads with packs_per_thread={self.packs} hold {self.parts * self.packs}"
-            return f"a slab has {self.rows} rows of {self.columns} packs, but {hold}"
-        return refuses_shared(self.shared, device) or refuses_resident(self.held, tile, device)
-
-    def _refuses_columns(self) -> str | None:
-        """Return the error message if rows are not whole packs of at most two groups each, or None."""
-        tile, pack = self.tile, self.problem.pack
-        if self.problem.group_channels < pack:
-            return f"a group has {self.problem.group_channels} channels, load={REGISTERS} expects at least {pack}"
-        if self.channels % pack:
-            return f"{tile.groups} groups have {self.channels} channels, load={REGISTERS} expects a multiple of {pack}"
-        if self.columns > tile.threads:
-            return f"a row of {tile.groups} groups has {self.columns} packs, but a block has {tile.threads} threads"
-        return None
-
-    @lazy
-    def worth(self) -> bool:
-        """Whether no smaller value of the search space holds the slab, and the unused field has its first value."""
-        fits = (packs for packs in PACKS if packs >= self.needed)
-        return bool(self.tile.stages == 1 and self.packs == next(fits, None))
-
-    @lazy
-    def launches(self) -> tuple[Launch, ...]:
-        """Launch of the kernel."""
-        slabs = self.problem.N * (self.problem.group // self.tile.groups)
-        grid = whole_clusters(slabs * self.pieces, self.cluster)
-        return self.one_sweep(
-            grid,
-            {},
-            packs=grid * self.tile.threads * self.packs,
-            uneven=self.problem.group_channels % self.problem.pack > 0,
-            registers=self.registers,
-            phases=PHASES,
-            shared_bytes=self.shared,
-            cluster=self.cluster,
-            constants={"packs_per_thread": self.packs, "slab_groups": self.tile.groups},
-        )
-
-
-class _Clustered(OneSweep):
-    """Tiling with one cluster of blocks per slab or group, of one sample or of all."""
-
-    @lazy
-    def samples(self) -> int:
-        """Samples whose channel sums are added up by the blocks of one cluster."""
-        return int(self.tile.as_dict().get("samples", 1))
-
-    @lazy
-    def pieces(self) -> int:
-        """Blocks that share a slab or a group of one sample."""
-        return self.tile.cluster // self.samples
-
-    def refuses_cluster(self, device: Device) -> str | None:
-        """Return the error message if the blocks of a cluster cannot be divided among its samples, or None."""
-        problem, tile = self.problem, self.tile
-        if self.samples > 1:
-            if not problem.wants_parameters:
-                return f"samples is {self.samples}, expected 1, because neither dgamma nor dbeta is wanted"
-            if self.samples != problem.N:
-                return f"samples is {self.samples}, expected 1 or the number of samples, {problem.N}"
-            if tile.cluster % self.samples:
-                return f"samples is {self.samples}, expected a divisor of cluster, {tile.cluster}"
-        return refuses_cluster_size(tile, device)
-
-
-class _StagedCluster(_Clustered, _Slabs):
+class _StagedCluster(Clustered, _Slabs):
     """Tiling with one cluster of blocks per slab."""
 
     def refuses(self, device: Device) -> str | None:
@@ -330,7 +196,7 @@ class _StagedCluster(_Clustered, _Slabs):
         return super().refuses(device)
 
 
-class _ClusterRegisters(_Clustered, _InRegisters):
+class _ClusterRegisters(Clustered, _InRegisters):
     """Tiling with one cluster of blocks per group, in registers."""
 
     @lazy
@@ -369,42 +235,19 @@ class _ClusterRegisters(_Clustered, _InRegisters):
         return bool(self.tile.groups == self.tile.stages == 1)
 
 
-class _ClusterColumns(_Clustered, _Columns):
-    """Tiling of a forward with one cluster of blocks per channels-last slab, in registers."""
-
-    def refuses(self, device: Device) -> str | None:
-        """See `Tiling.refuses`."""
-        if (sentence := self.refuses_cluster(device)) is not None:
-            return sentence
-        if (self.pieces - 1) * self.rows >= self.problem.HxW:
-            return f"{self.problem.HxW} rows are too few for {self.pieces} pieces"
-        return super().refuses(device)
-
-    @lazy
-    def packs(self) -> int:
-        """Packs per thread: as few as hold the rows of a piece."""
-        return self.needed
-
-    @lazy
-    def worth(self) -> bool:
-        """Whether the unused field has its first value."""
-        return bool(self.tile.stages == 1)
-
-
-def _in_columns(problem: Problem) -> bool:
-    """Whether a slab in registers is cut into columns. The kernels of gradients have channels-first runs only."""
-    return problem.layout == "NHWC" and not problem.is_backward
-
-
 def group_cluster(problem: Problem, tile: Tile) -> Tiling:
     """Tiling of a tile of `cluster`."""
     if load_of(tile) != REGISTERS:
         return _StagedCluster(problem, tile)
-    return _ClusterColumns(problem, tile) if _in_columns(problem) else _ClusterRegisters(problem, tile)
+    if problem.layout == "NHWC":
+        return (ClusterGradientColumns if problem.is_backward else ClusterColumns)(problem, tile)
+    return _ClusterRegisters(problem, tile)
 
 
 def group_block(problem: Problem, tile: Tile) -> Tiling:
     """Tiling of a tile of `block`."""
     if load_of(tile) != REGISTERS:
         return _Staged(problem, tile)
-    return _Columns(problem, tile) if _in_columns(problem) else _InRegisters(problem, tile)
+    if problem.layout == "NHWC":
+        return (GradientColumns if problem.is_backward else Columns)(problem, tile)
+    return _InRegisters(problem, tile)

@@ -6,15 +6,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE
+from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import parameter_launches, parameter_workspace
-from cunorm.ops.common.limits import WARP, round_up, whole_clusters
+from cunorm.ops.common.limits import WARP, refuses_cluster_size, round_up, whole_clusters
 from cunorm.ops.common.register_rows import parameter_bytes
 from cunorm.ops.common.slab_sweep import channel_lanes
 
 SECTOR_BYTES = 32  # smallest transfer from DRAM and L2
+#: Values of ``load``: bulk copies by one thread, asynchronous copies by all threads, or loads into registers.
+BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
+PHASES = 3  # for the cost model: loads, sums, stores
+WORDS = 4  # registers per pack
+
+
+def tensors_held(problem: Problem) -> int:
+    """Tensors whose packs a thread holds: dy and x, or x."""
+    return 2 if problem.is_backward else 1
 
 
 class OneSweep(Tiling):
@@ -167,3 +177,29 @@ class Runs(OneSweep):
         grid = whole_clusters(items * self.pieces, self.cluster)
         facts["packs"] = grid * self.tile.threads * self.packs
         return self.one_sweep(grid, {}, constants=self.constants, cluster=self.cluster, **facts)
+
+
+class Clustered(OneSweep):
+    """Tiling with one cluster of blocks per slab or group, of one sample or of all."""
+
+    @lazy
+    def samples(self) -> int:
+        """Samples whose channel sums are added up by the blocks of one cluster."""
+        return int(self.tile.as_dict().get("samples", 1))
+
+    @lazy
+    def pieces(self) -> int:
+        """Blocks that share a slab or a group of one sample."""
+        return self.tile.cluster // self.samples
+
+    def refuses_cluster(self, device: Device) -> str | None:
+        """Return the error message if the blocks of a cluster cannot be divided among its samples, or None."""
+        problem, tile = self.problem, self.tile
+        if self.samples > 1:
+            if not problem.wants_parameters:
+                return f"samples is {self.samples}, expected 1, because neither dgamma nor dbeta is wanted"
+            if self.samples != problem.N:
+                return f"samples is {self.samples}, expected 1 or the number of samples, {problem.N}"
+            if tile.cluster % self.samples:
+                return f"samples is {self.samples}, expected a divisor of cluster, {tile.cluster}"
+        return refuses_cluster_size(tile, device)
