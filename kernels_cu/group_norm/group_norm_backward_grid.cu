@@ -16,17 +16,14 @@
 // wins for groups that are too large for the shared memory of a cluster and small relative to the L2 cache. It also
 // wins if there are fewer groups than multiprocessors.
 #include "common/fold_columns.cuh"
+#include "common/text.cuh"
 #include "group_norm/backward_sweep.cuh"
 #include "partition/work_queue.cuh"
 
 // Resident threads per multiprocessor that the launch bound requires. Blocks wait at barriers and for the ticket counter,
 // so more of them keep a multiprocessor busy, if a thread needs few registers: one channel, 32-bit sums, no activation.
 // The generic text keeps its sizes in registers, and would spill.
-template <typename Text>
-constexpr bool is_specialised = false;
-template <>
-constexpr bool is_specialised<Specialised> = true;
-constexpr bool is_lean = is_identity && sweep_t::slots == 1 && sizeof(acc_t) == sizeof(float) && is_specialised<text_t>;
+constexpr bool is_lean = is_identity && sweep_t::slots == 1 && sizeof(acc_t) == sizeof(float) && is_specialised;
 constexpr int grid_threads = is_lean ? 768 : gradient_threads;
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(grid_threads))

@@ -6,13 +6,8 @@
 // holds packs of one column of it, so that the channels of its elements, and their parameters, are the same in every
 // row. The host ensures that a group has at least pack_size channels. A pack has then channels of at most two groups.
 #include "common/parameters.cuh"
+#include "common/text.cuh"
 #include "partition/team.cuh"
-
-template <typename Text>
-constexpr bool is_specialised_text = false;
-template <>
-constexpr bool is_specialised_text<Specialised> = true;
-constexpr bool is_specialised = is_specialised_text<text_t>;
 
 // Sums of the groups of a slab, which are reduced together.
 struct SlabSums {
