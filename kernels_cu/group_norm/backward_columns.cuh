@@ -23,7 +23,7 @@ struct PieceSums {
         const int channels = column.channels, parts_here = column.parts;
         const int adders = parts_here > pack_size ? parts_here / pack_size : 1;
         int thread = threadIdx.x;
-        make_opaque(thread);  // the positions would be computed before the loop over slabs, and stay in registers
+        make_opaque(thread);  // otherwise positions are computed before the loop over slabs, and take registers
         for (int at = thread; at < adders * channels; at += Tile::threads) {
             const int adder = at / channels, sum = at - adder * channels;
             Pair* const first = of_channel(column, sum);
@@ -31,7 +31,7 @@ struct PieceSums {
             for (int part = adder; part < parts_here; part += adders) {
                 sums = sums + first[part * column.columns];
             }
-            first[adder * column.columns] = sums;  // this thread alone has read that part
+            first[adder * column.columns] = sums;  // no other thread reads the part that was here
         }
         __syncthreads();
         for (int sum = thread; sum < channels; sum += Tile::threads) {
@@ -156,7 +156,7 @@ struct GroupColumns {
             }
             Pair slots[pack_size] = {};
             held.sums(slots);
-            if (parted && column.live()) {
+            if (parted) {
 #pragma unroll
                 for (int slot = 0; slot < pack_size; ++slot) {
                     piece.keep(slot, Pair{slots[slot].first, slots[slot].second * held.statistics(slot).rstd});

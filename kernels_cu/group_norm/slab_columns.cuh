@@ -33,9 +33,9 @@ __device__ __forceinline__ SlabSums operator+(const SlabSums& a, const SlabSums&
     return sums;
 }
 
-// The sum over a warp, in all lanes. In each of the first steps a lane passes half of its groups on and keeps the other
-// half, so that the groups take about as many shuffles as one. A butterfly of all groups would need as many for each.
-// At the end, every lane reads each group's sum from a lane that kept it.
+// Adds up the groups over a warp. In each of the first steps, a lane passes half of its groups to another lane and keeps
+// the other half; a butterfly would pass all of them in every step. Lane l ends with the sum of group l * groups / 32 in
+// of[0].
 template <int groups>
 __device__ __forceinline__ void sum_by_groups(Pair (&of)[groups], int distance) {
     if constexpr (groups > 1) {
@@ -48,10 +48,7 @@ __device__ __forceinline__ void sum_by_groups(Pair (&of)[groups], int distance) 
             kept[g] = (upper ? high : low) + passed;
         }
         sum_by_groups(kept, distance / 2);
-#pragma unroll
-        for (int g = 0; g < groups / 2; ++g) {
-            of[g] = kept[g];
-        }
+        of[0] = kept[0];
     } else {
         for (; distance > 0; distance /= 2) {
             of[0] = of[0] + shuffle_xor(of[0], distance);
@@ -59,8 +56,9 @@ __device__ __forceinline__ void sum_by_groups(Pair (&of)[groups], int distance) 
     }
 }
 
+// The sums over a warp, returned to all lanes. All lanes read a group's sum from the same lane.
 __device__ __forceinline__ SlabSums warp_sum(SlabSums value) {
-    constexpr int lanes = warp_size / Tile::slab_groups;  // that hold the same group at the end
+    constexpr int lanes = warp_size / Tile::slab_groups;  // that end with the same group
     sum_by_groups(value.of, warp_size / 2);
     const Pair kept = value.of[0];
 #pragma unroll

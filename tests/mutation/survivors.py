@@ -188,6 +188,9 @@ SURVIVORS: dict[Key, str] = {
      "const long long item = (samples > 1 ? sample : 0) + first + team.index();", "guard", 1): (
         "Speed only: with the blocks of one sample in a cluster, `sample` is 0, which the compiler does not know."
     ),
+    ("group_norm/backward_columns.cuh", "cluster_fence();", "barrier", 0): RELEASING_ARRIVAL,
+    ("group_norm/backward_columns.cuh", "const int adders = parts_here > pack_size ? parts_here / pack_size : 1;",
+     "guard", 0): "Speed only: one thread adds up all parts of a channel.",
     ("group_norm/backward_registers.cuh", "cluster_fence();", "barrier", 0): RELEASING_ARRIVAL,
     ("group_norm/backward_registers.cuh",
      "const acc_t scale_alone = alone ? weighed(group, run.length > 0, found).scale : acc_t(1);",
@@ -202,6 +205,9 @@ SURVIVORS: dict[Key, str] = {
     ("group_norm/backward_registers.cuh",
      "if (parameters.wanted() && team.rank() == 0 && team.lane() == 0 && HxW > 1) {", "guard", 1): (
         "Speed only: the sums of a group of one element are its terms, so the same lane stores the same values twice."
+    ),
+    ("group_norm/slab_columns.cuh", "for (int g = 0; g < Tile::slab_groups; ++g) {", "guard", 1): (
+        "The sum that is stored past the last group is never read."
     ),
     ("group_norm/slab_columns.cuh", "for (int g = 1; g < Tile::slab_groups; ++g) {", "guard", 0): (
         "The sums past the last group are read and never chosen: no column has a group of that number."
