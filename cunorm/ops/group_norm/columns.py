@@ -17,8 +17,8 @@ WORD = 4  # bytes of a register
 MOST_GROUPS, FORWARD_WORK = 4, 61
 #: The packs per thread that are worth trying.
 PACKS = (1, 2, 3, 4, 6, 8, 12)
-#: Most packs of dy and of x in a backward, how many fewer for each demand on registers, the threads per block from
-#: which on the launch bounds allow fewer registers in the generic text, and working registers. As compiled for sm_90.
+#: Most packs of dy and of x in a backward, as compiled; how many fewer for each demand on registers; from how many
+#: threads per block on the launch bounds allow fewer registers in the generic text; working registers.
 GRADIENT_PACKS, FEWER_PACKS, MANY_THREADS, GRADIENT_WORK = 8, 2, 512, 50
 
 
@@ -172,7 +172,13 @@ class GradientColumns(Columns):
         """Return the error message if the packs of a thread do not fit into its registers, or None."""
         problem, many = self.problem, self.tile.threads >= MANY_THREADS
         wide = problem.sum_itemsize > WORD
-        demands = (problem.activation is not None, wide, many, self.tile.groups == MOST_GROUPS and (wide or many))
+        demands = (
+            problem.activation is not None,
+            wide,
+            many,
+            many and device.compute_capability < (9, 0),
+            self.tile.groups == MOST_GROUPS and (wide or many),
+        )
         most = GRADIENT_PACKS - FEWER_PACKS * sum(demands)
         if self.packs > most:
             return (
