@@ -181,9 +181,7 @@ class GradientColumns(Columns):
         )
         most = GRADIENT_PACKS - FEWER_PACKS * sum(demands)
         if self.packs > most:
-            return (
-                f"packs_per_thread is {self.packs}, expected at most {most} of dy and of x, so that registers suffice"
-            )
+            return f"a thread holds {self.packs} packs of dy and as many of x, expected at most {most} each"
         return None
 
 

@@ -222,6 +222,38 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
             case.forward(executor, tile=tile)
 
 
+SLAB = {"threads": 256, "groups": 2, "stages": 1, "load": "registers"}
+
+
+@pytest.mark.parametrize(("device", "tile", "sentence"), [
+    ("H100", {"strategy": "block", **SLAB, "packs_per_thread": 8}, None),
+    ("H100", {"strategy": "block", **SLAB, "packs_per_thread": 12}, "12 packs of dy and .* expected at most 8"),
+    ("H100", {"strategy": "block", **SLAB, "threads": 512, "packs_per_thread": 8}, "expected at most 6 each"),
+    ("A100", {"strategy": "block", **SLAB, "threads": 512, "packs_per_thread": 6}, "expected at most 4 each"),
+    ("H100", {"strategy": "block", **SLAB, "packs_per_thread": 3}, "200 rows of 5 packs, but .* hold 153"),
+    ("H100", {"strategy": "block", **SLAB, "groups": 1, "packs_per_thread": 8}, "have 20 channels, .* a multiple of 8"),
+    ("H100", {"strategy": "block", **SLAB, "groups": 8, "packs_per_thread": 8}, "groups is 8, expected at most 4"),
+    ("H100", {"strategy": "block", **SLAB, "stages": 4, "packs_per_thread": 8}, "stages is 4, expected 1"),
+    ("H100", {"strategy": "cluster", **SLAB, "cluster": 4, "samples": 2}, None),
+    ("H100", {"strategy": "cluster", **SLAB, "cluster": 4, "samples": 4}, "expected 1 or the number of samples, 2"),
+    ("A100", {"strategy": "cluster", **SLAB, "cluster": 4, "samples": 2}, "cluster"),
+])  # fmt: skip
+def test_channels_last_slabs_of_a_backward_in_registers_are_refused_with_a_reason(
+    device: str, tile: dict[str, Any], sentence: str | None
+) -> None:
+    def planned() -> cunorm.Plan:
+        return cunorm.plan(
+            "group_norm_backward", shape=(2, 200, 640), dtype="bfloat16", num_groups=32, data_format="NHWC",
+            device=device, tile=tile,
+        )  # fmt: skip
+
+    if sentence is None:
+        planned()
+        return
+    with pytest.raises(cunorm.UnsupportedTile, match=sentence):
+        planned()
+
+
 @pytest.mark.parametrize("strategy", list(TILES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_misaligned_slices(dtype: str, strategy: str, executor: Executor) -> None:
