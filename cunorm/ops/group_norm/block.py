@@ -25,7 +25,7 @@ from cunorm.ops.common.limits import (
 from cunorm.ops.common.slab_sweep import Slab
 
 from .columns import PACKS, ClusterColumns, ClusterGradientColumns, Columns, GradientColumns
-from .one_sweep import BULK, CP_ASYNC, PHASES, REGISTERS, WORDS, Clustered, Runs, WholeGroups, tensors_held
+from .one_sweep import BULK, CP_ASYNC, PHASES, REGISTERS, WORDS, Clustered, Runs, WholeGroups
 from .warp import WARP_SPACE
 
 MOST_STAGES = 8
@@ -142,6 +142,11 @@ class _InRegisters(Runs):
     variant = "_registers"
 
     @lazy
+    def _tensors(self) -> int:
+        """Tensors whose packs a thread holds."""
+        return 2 if self.problem.is_backward else 1
+
+    @lazy
     def held(self) -> int:
         """Registers that a thread needs at least: its packs in the stored dtype, and working registers.
 
@@ -150,7 +155,7 @@ class _InRegisters(Runs):
         problem, work = self.problem, 52 if self.problem.is_backward else 48
         wide = 20 if problem.dtype == "float64" else 0
         through = 14 if problem.is_backward and problem.activation is not None and problem.pack >= 8 else 0
-        return work + wide + through + WORDS * tensors_held(problem) * self.packs
+        return work + wide + through + WORDS * self._tensors * self.packs
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""
@@ -180,7 +185,7 @@ class _InRegisters(Runs):
         The phases for the cost model are those of a slab in shared memory. Only tuning finds which of the two is
         faster, and from which size on.
         """
-        few = tensors_held(self.problem) * self.packs * min(self.pieces, 2) <= FEW_PACKS
+        few = self._tensors * self.packs * min(self.pieces, 2) <= FEW_PACKS
         return self.run_launches(LEAN_REGISTERS if few else RESIDENT_REGISTERS, PHASES)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE, Problem
+from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import parameter_launches, parameter_workspace
 from cunorm.ops.common.limits import WARP, refuses_cluster_size, round_up, whole_clusters
@@ -20,11 +20,6 @@ SECTOR_BYTES = 32  # smallest transfer from DRAM and L2
 BULK, CP_ASYNC, REGISTERS = "bulk", "cp_async", "registers"
 PHASES = 3  # for the cost model: loads, sums, stores
 WORDS = 4  # registers per pack
-
-
-def tensors_held(problem: Problem) -> int:
-    """Tensors whose packs a thread holds: dy and x, or x."""
-    return 2 if problem.is_backward else 1
 
 
 class OneSweep(Tiling):
