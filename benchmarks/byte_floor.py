@@ -36,7 +36,6 @@ DEVICE, DTYPE = "H200", "bfloat16"
 #: Byte floor above which the rest and the number of busy multiprocessors are limited, and the limit of the rest as a
 #: share of the byte floor. With keep=shared, every piece reads the moments or sums of all pieces of its sample.
 LARGE, MOST_REST, MOST_REST_KEPT = 20e6, 0.10, 0.35
-IN_L1 = "the parameters that a block reads again are mostly in the L1 cache, which is not counted here"
 #: Rows that may exceed a limit, and why. "Takes longer": on the simulated clock (benchmarks/simulate.py), or on an H100
 #: where it says so (benchmarks/results/measured_tiles-*.jsonl).
 EXCUSED = {
@@ -53,15 +52,9 @@ EXCUSED = {
     "llm: layer_norm_backward rows=1024 length=12288": "fewer partial rows take longer",
     "llm-rms: rms_norm_backward rows=512 length=8192": "fewer partial rows take longer",
     "llm-rms: rms_norm_backward rows=512 length=16384": "fewer partial rows take longer",
-    "llm-rms: rms_norm_backward rows=4096 length=1024": "fewer partial rows take longer",
     "llm-rms: rms_norm_backward rows=512 length=5120 with dh": "fewer partial rows take longer",
     "llm-rms: rms_norm_backward rows=512 length=8192 with dh": "fewer partial rows take longer",
     "llm-rms: rms_norm_backward rows=512 length=16384 with dh": "fewer partial rows take longer",
-    "llm-rms: rms_norm rows=512 length=5120 with residual": "more rows per team, with fewer loads of gamma, are slower",
-    "llm-rms: rms_norm rows=512 length=16384": "more rows per team, which load gamma less often, take longer",
-    "llm: layer_norm rows=2048 length=4096": "two rows per team, which load the parameters less often, take longer",
-    "llm: layer_norm rows=1024 length=12288": "`cluster` takes as long",
-    "llm: layer_norm rows=2048 length=65536": "more rows per team, which load the parameters less often, take longer",
     "llm: layer_norm_backward rows=2048 length=65536": "fewer partial rows take longer on an H100",
     "odd: layer_norm rows=67 length=123479": "`grid` takes longer",
     "odd: layer_norm rows=1024 length=33333": "`cluster`, which reads misaligned rows once, takes longer",
@@ -69,11 +62,6 @@ EXCUSED = {
     "mobile-bn: batch_norm_backward_reduce NHWC N=128 C=1152 HxW=49": "longer chunks take longer",
     "mobile-bn: batch_norm_stats NHWC N=128 C=672 HxW=196": "longer chunks take longer",
     "mobile-bn: batch_norm_backward_reduce NHWC N=128 C=672 HxW=196": "a wrong prediction: longer chunks are faster",
-    "odd: layer_norm rows=4005 length=4005": IN_L1,
-    "llm-rms: rms_norm rows=65536 length=2048": IN_L1,
-    "llm-rms: rms_norm rows=512 length=8192 with residual": IN_L1,
-    "llm-rms: rms_norm rows=512 length=16384 with residual": IN_L1,
-    "llm-rms: rms_norm rows=16384 length=5120 with residual": IN_L1,
 }
 #: Values of `sampling.WHOLE`, the maximum elements of a sample, in the order in which they are tried. `grid` skips the
 #: first: its second reads are counted, so its samples need at least two waves of blocks.
@@ -92,7 +80,9 @@ tiles with the present choice of the cost model.
 - **tensors**: bytes of tensors that warps request, over the byte floor.
 - **sectors**: bytes of the tensors' 32-byte sectors that blocks touch, over the byte floor. A sector counts once per
   block and direction.
-- **rest**: bytes of parameters, of mean and rstd, and of the workspace, over the byte floor.
+- **rest**: bytes of parameters, of mean and rstd, and of the workspace, over the byte floor, without those reloaded.
+- **reloaded**: bytes of gamma and beta that blocks of LayerNorm and RMSNorm load after other blocks, over the byte
+  floor. They come from the L1 and L2 caches.
 - **wide**: requested bytes of 16-byte accesses to tensors, over the bytes of the sectors that these accesses touch.
 - **in L2**: share of the second reads whose reuse distance is at most half the L2 cache. It is empty if there are no
   second reads.
@@ -158,11 +148,13 @@ def counted(item: tuple[str, Problem]) -> tuple[str, dict[str, Any]]:
     if found is None:
         return key_of(name, problem), row
     row.pop("refused", None)
-    tensors, rest = found.of("tensor"), found.of("parameter").nbytes + found.of("workspace").nbytes
+    again = sum(launch.repeated for launch in plan.launches)
+    tensors, rest = found.of("tensor"), found.of("parameter").nbytes + found.of("workspace").nbytes - again
     row |= {
         "tensors": round(found.tensor_ratio, 4),
         "sectors": round(found.fetched_ratio, 4),
         "rest": round(found.over_floor(rest), 4),
+        "reloaded": round(found.over_floor(again), 4),
         "wide": round(tensors.wide_efficiency, 4),
         "again": found.reuse.again,
         "in_l2": round(found.reuse.within(plan.place.device.l2_bytes // 2), 4),
@@ -181,19 +173,20 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
     device = known(DEVICE)
     counts = {"counted": len(rows), "shapes": len(suite())}
     lines = [HEAD.format(device=device.name, dtype=DTYPE, multiprocessors=device.multiprocessors, **counts)]
-    titles = ("problem", "MB", "strategy", "tensors", "sectors", "rest", "wide", "in L2", "busy")
+    titles = ("problem", "MB", "strategy", "tensors", "sectors", "rest", "reloaded", "wide", "in L2", "busy")
     tables: dict[str, list[str]] = {}  # a workload may be in the suite twice, the second time with residual and dh
     for key, row in rows.items():
         workload, _, problem = key.partition(": ")
         cells = [problem, f"{row['floor_bytes'] / 1e6:.1f}", row["strategy"]]
         if "refused" in row:
-            cells += ["not counted", "", "", "", ""]
+            cells += ["not counted", "", "", "", "", ""]
         else:
             again = f"{row['in_l2']:.2f}" if row["again"] else ""
             cells += [
                 f"{row['tensors']:.3f}",
                 f"{row['sectors']:.3f}",
                 f"{row['rest']:.3f}",
+                f"{row['reloaded']:.3f}" if row["reloaded"] else "",
                 f"{row['wide']:.2f}",
                 again,
             ]

@@ -65,8 +65,9 @@ FEWEST = 3
 FEWEST_TIMES = 6
 #: Times of an unknown kernel, microseconds, and cycles per instruction: fits are drawn towards them with `PULL`.
 TYPICAL, PULL = (0.3, 0.55, 0.2, 0.1, 0.02, 0.02, 4.0), 0.15
-#: `Cost.stream` is drawn towards 1, a copy's: strongly, if fewer than `FEWEST` launches move bytes for `LONG` seconds.
-PULL_STREAM, PULL_UNKNOWN, LONG = 0.3, 3.0, 30e-6
+#: `Cost.stream` is drawn towards 1, a copy's: strongly, if fewer than `FEWEST` measured launches move bytes for `LONG`
+#: seconds.
+PULL_STREAM, PULL_UNKNOWN, LONG = 0.3, 30.0, 30e-6
 #: Relative error from which an error counts linearly: a few odd samples must not bend the fit.
 ODD = 0.2
 
@@ -271,7 +272,7 @@ def fitted_times(found: Sequence[Point], instructions: dict[str, list[float]]) -
     """Latencies in microseconds, cycles per instruction and `Cost.stream` with the least relative errors of times."""
     counted = [costs.instructions_for(instructions, one.kind) for one in found]
 
-    long = sum(one.work.transfers > LONG for one in found)
+    long = sum(one.measured and one.work.transfers > LONG for one in found)
     typical = np.array([*TYPICAL, 1.0])
     pull = np.array([PULL] * len(TYPICAL) + [PULL_STREAM if long >= FEWEST else PULL_UNKNOWN])
 

@@ -12,7 +12,9 @@ predicted to take up to twice as long. With ``--stale`` the problems are those o
 since, and the table's tile is kept too. ``run`` measures all tiles of a problem in rounds, in random order, with the
 clock of the tuner, and appends a line per problem: the times in microseconds (median and quartiles), the predicted
 times, and how far the results of a tile are from those of the first one. It runs specialised kernels alone.
-Interrupted, it leaves whole lines. ``table`` writes the fastest tiles to a tiling table.
+Interrupted, it leaves whole lines. ``table`` writes the fastest tiles to a tiling table: of each problem whose present
+default is among the measured tiles. With ``--op`` the other entries of that op are removed, so that calls get the
+default again.
 """
 
 from __future__ import annotations
@@ -355,13 +357,17 @@ def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
 
 
 def write_table(asked: argparse.Namespace) -> None:
-    """Write the table of the fastest measured tiles."""
-    measured = measured_in(asked.measured)
+    """Write the table of the fastest measured tiles.
+
+    With ``--op``, entries of these ops whose problems are not measured with the present default are removed.
+    """
+    every = measured_in(asked.measured)
+    measured = [(problem, raw) for problem, raw in every if not asked.op or problem.op in asked.op]
     devices = {raw["device"]["name"] for _, raw in measured}
     if len(devices) != 1:
         raise SystemExit(f"FILE: times of {' and '.join(sorted(devices)) or 'no device'}, expected those of one device")
     found = [one for problem, raw in measured if (one := entry_of(problem, raw)) is not None]
-    table.update(asked.table, device_of(measured[0][1]), measured[0][1]["software"], found)
+    table.update(asked.table, device_of(measured[0][1]), measured[0][1]["software"], found, anew=asked.op)
     print(f"{asked.table}: {len(found)} entries of {len(measured)} problems")
 
 
@@ -388,6 +394,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = commands.add_parser("table", help="write the tiling table of the fastest tiles")
     one.add_argument("measured", type=Path, nargs="+", metavar="FILE")
     one.add_argument("--table", type=Path, required=True, metavar="FILE")
+    one.add_argument(
+        "--op", action="append", default=[], choices=OPS, help="only this op, whose old entries go; repeatable"
+    )
     one.set_defaults(run=write_table)
     asked = parser.parse_args(argv)
     asked.run(asked)

@@ -29,9 +29,7 @@ LAUNCH_SECONDS = 0.65e-6  # from the start of a launch until the first instructi
 ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy achieves
 BYTES_IN_FLIGHT = 64  # loads in flight per thread and tensor: four packs
 CACHE_SPEED = 1.5  # bandwidth of the L2 cache over that of DRAM
-#: Share of `Launch.repeated` that misses the L1 cache. All blocks read it from a few places of the L2 cache: that takes
-#: as long as distinct bytes from DRAM.
-REPEATED = 0.25
+REPEATED = 0.25  # share of `Launch.repeated` that misses the L1 cache: the L2 cache has it
 PACK_BYTES = 16
 LEAST_OVERLAP, MOST_OVERLAP = 2.0, 4.0  # see `overlap`
 #: Share of the L2 cache that keeps what a call has accessed. Between `FULL` and `EMPTY` times as many accessed bytes,
@@ -107,13 +105,12 @@ def work_of(launch: Launch, device: Device) -> Work:
     # If blocks draw tickets, no more blocks work than are resident at once, and they share the work evenly.
     launched = max(1, launch.grid)
     grid = min(launched, resident * multiprocessors) if launch.waits else launched
-    traffic = launch.traffic + int(REPEATED * launch.repeated)
-    moved, share = traffic + launch.cached, launched / grid
+    moved, share = launch.traffic + launch.cached + int(REPEATED * launch.repeated), launched / grid
     at_once = resident * multiprocessors
     if launch.cluster > 1:  # a few clusters that do not fit beside the others take as long as a whole wave
         at_once = max(1, device.resident_clusters(launch.cluster, resident)) * launch.cluster
     return Work(
-        max(traffic - _found_again(launch, device), moved / CACHE_SPEED) / (ACHIEVABLE * device.bandwidth),
+        max(launch.traffic - _found_again(launch, device), moved / CACHE_SPEED) / (ACHIEVABLE * device.bandwidth),
         ceil_div(grid, at_once),
         resident,
         grid,

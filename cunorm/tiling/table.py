@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -478,12 +478,24 @@ def merge_files(
     return made, sum(len(table.entries) for table in tables)
 
 
-def update(path: str | Path, device: Device, software: Mapping[str, Any], entries: Iterable[Entry]) -> Table:
+def update(
+    path: str | Path,
+    device: Device,
+    software: Mapping[str, Any],
+    entries: Iterable[Entry],
+    *,
+    anew: Collection[str] = (),
+) -> Table:
     """Add entries to the table in a file, which is created if missing; return the table as it was written.
 
     A new entry replaces the old one unless the source of the old one has a better rank: a measured entry is never
     replaced by a simulated one, nor either of them by a modelled one. Entries that other processes wrote in the
     meantime are kept.
+
+    Parameters
+    ----------
+    anew : collection of str
+        Ops whose old entries are removed.
 
     Raises
     ------
@@ -497,6 +509,7 @@ def update(path: str | Path, device: Device, software: Mapping[str, Any], entrie
         table = read(path) if path.exists() else Table(device_facts(device))
         if not for_device(table, device):
             raise TableError(f"{path}: a table of {shown(table.device.get('name'))}, expected one of {device.name}")
+        table.entries = {problem: entry for problem, entry in table.entries.items() if problem.op not in anew}
         for entry in entries:
             old = table.entries.get(entry.problem)
             if old is not None and old.rank < entry.rank:

@@ -109,6 +109,22 @@ def test_the_table_has_the_fastest_tile(
     assert (entry.tile, entry.source) == (tiles[chosen], table.MEASURED)
 
 
+def test_an_op_anew_has_no_entry_whose_default_was_not_measured(script: ModuleType, tmp_path: Path) -> None:
+    """Without ``--op`` the old entry stays. Entries of other ops stay in any case."""
+    path, problem, tiles = measured(script, tmp_path, [10.0, 5.0, 7.0], [0.0, 0.0, 0.0])
+    write = ["table", str(path), "--table", str(tmp_path / "t.json")]
+    script.main(write)
+    other = next(op for op in OPS if op != problem.op)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(script.digest(problem, tiles[0]), "0" * 16), encoding="utf-8")  # the default's
+    script.main(write)
+    with pytest.raises(SystemExit, match="no device"):
+        script.main([*write, "--op", other])
+    assert problem in table.read(tmp_path / "t.json").entries
+    script.main([*write, "--op", problem.op])
+    assert problem not in table.read(tmp_path / "t.json").entries
+
+
 def test_times_of_other_kernels_are_left_out(script: ModuleType, tmp_path: Path) -> None:
     path, problem, tiles = measured(script, tmp_path, [10.0, 5.0, 7.0], [0.0, 0.0, 0.0])
     text = path.read_text(encoding="utf-8")

@@ -111,6 +111,13 @@ class RowsWarp(WarpRows):
         return parameter_workspace(self.problem, self.partial_rows)
 
     @lazy
+    def _variant(self) -> str:
+        """The variant of the kernel, see `Launch.variant`."""
+        if self.single_row:
+            return "one row, shared parameters" if self.shares_parameters else "one row"
+        return "staged" if self.staged else ""
+
+    @lazy
     def _parameters_read(self) -> int:
         """Bytes of gamma and beta that are loaded.
 
@@ -156,7 +163,7 @@ class RowsWarp(WarpRows):
             shared_bytes=self.shared,
             phases=self.phases(rows),
             streams=self.streams,
-            variant="staged" if self.staged else "one row" if self.single_row else "",
+            variant=self._variant,
             cluster=cluster,
             constants=self.constants,
         )
