@@ -361,14 +361,14 @@ def write_table(asked: argparse.Namespace) -> None:
 
     With ``--op``, entries of these ops whose problems are not measured with the present default are removed.
     """
-    every = measured_in(asked.measured)
-    measured = [(problem, raw) for problem, raw in every if not asked.op or problem.op in asked.op]
+    measured = measured_in(asked.measured)
     devices = {raw["device"]["name"] for _, raw in measured}
     if len(devices) != 1:
         raise SystemExit(f"FILE: times of {' and '.join(sorted(devices)) or 'no device'}, expected those of one device")
-    found = [one for problem, raw in measured if (one := entry_of(problem, raw)) is not None]
+    wanted = [(problem, raw) for problem, raw in measured if not asked.op or problem.op in asked.op]
+    found = [one for problem, raw in wanted if (one := entry_of(problem, raw)) is not None]
     table.update(asked.table, device_of(measured[0][1]), measured[0][1]["software"], found, anew=asked.op)
-    print(f"{asked.table}: {len(found)} entries of {len(measured)} problems")
+    print(f"{asked.table}: {len(found)} entries of {len(wanted)} problems")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cunorm.tuning.bench.bench import WRONG
 from cunorm.tuning.bench.peers import PEERS as KNOWN_PEERS
-from cunorm.tuning.bench.result import compared, complete, geometric_mean, own_of
+from cunorm.tuning.bench.result import TABLE, compared, complete, geometric_mean, own_of
 from cunorm.tuning.problems.workloads import WORKLOADS
 
 from cunorm.core.devices import Device
@@ -229,6 +229,7 @@ def unmeasured(documents: Documents) -> list[str]:
     ]
     lists = {
         "Shapes whose kernels have changed since": changed(documents),
+        "Shapes whose measured tile has left the package's table": dropped(documents),
         "Functions of cunorm without a time beside a peer": [op for op in OPS if op not in seen],
         "Peers that ran on some of the workloads only": _partial_peers(documents),
         "Peers that did not run": [peer for peer in KNOWN_PEERS if not _ran(documents, peer)],
@@ -250,6 +251,19 @@ def changed(documents: Documents) -> list[str]:
             for entry in packaged(problem, device):
                 stale.setdefault(problem.op, {})[problem] = is_stale(entry)
     return [f"{op} ({sum(found.values())} of {len(found)})" for op, found in stale.items() if any(found.values())]
+
+
+def dropped(documents: Documents) -> list[str]:
+    """The ops that ran with a table tile and have no entry now, each with the number of its shapes."""
+    without: dict[str, dict[Problem, bool]] = {}
+    for document in documents:
+        if (device := device_of(document)) is None:
+            continue
+        for result in document["results"]:
+            if any(one["name"] == TABLE and one["kernels"] is not None for one in result["contenders"]):
+                problem = problem_of(result)
+                without.setdefault(problem.op, {})[problem] = not packaged(problem, device)
+    return [f"{op} ({sum(found.values())} of {len(found)})" for op, found in without.items() if any(found.values())]
 
 
 def _listed(names: Sequence[str]) -> str:

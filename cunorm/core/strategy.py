@@ -158,8 +158,8 @@ class Launch:
     cached : int
         Bytes that the launch reads from the L2 cache, in addition to ``traffic``.
     repeated : int
-        Bytes of parameters that blocks read after other blocks, in addition to ``traffic``. Most of them are in the L1
-        cache.
+        Bytes of parameters that a block reads although it or another block has read them before, in addition to
+        ``traffic``. Most of them are in the L1 cache.
     reread : int
         Of ``traffic``, the bytes that an earlier launch of the call has accessed too. They come from the L2 cache if
         all that the call has accessed since then fits into it.

@@ -178,11 +178,11 @@ def device_of(architecture: str) -> Device:
 def _accepted(case: GateCase, device: Device) -> tuple[tuple[Problem, Tile], ...]:
     found: dict[tuple[tuple[str, int], ...], tuple[Problem, Tile]] = {}
     for tile in case.solver.tiles():
-        compiled = tuple(item for item in tile.fields if item[0] in case.solver.constants)
-        if compiled not in found:
-            problem = problem_for(case.op, case.strategy, case.dtype, case.layout, tile)
-            if case.solver.refuses(problem, tile, device) is None:
-                found[compiled] = problem, tile
+        problem = problem_for(case.op, case.strategy, case.dtype, case.layout, tile)
+        if case.solver.refuses(problem, tile, device) is None:
+            main = main_launch(case.solver.launches(problem, tile))
+            compiled = (*(item for item in tile.fields if item[0] in case.solver.constants), *main.constants.items())
+            found.setdefault(compiled, (problem, tile))
     return tuple(found.values())
 
 

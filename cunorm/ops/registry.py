@@ -247,11 +247,11 @@ def plan(
     >>> import cunorm
     >>> plan = cunorm.plan("layer_norm", shape=(8, 768), dtype="float32", normalized_shape=768, device="H200")
     >>> plan.tile.strategy, plan.workspace_nbytes
-    ('warp', 0)
+    ('block', 0)
     >>> print(plan.explain())
     layer_norm float32 rows=8 length=768 -> y, mean, rstd
     device...
-    strategy   warp (...)
+    strategy   block (...)
     ...
     """
     asked = {

@@ -210,7 +210,7 @@ def _by_time(found: Iterable[Choice]) -> list[Choice]:
 
 
 def moved(choice: Choice) -> int:
-    """Bytes that the launches of a tile move, those from the L2 cache included."""
+    """Bytes that the launches of a tile move, those from the L2 cache included, but not repeated parameters."""
     return sum(launch.traffic + launch.cached for launch in choice.launches)
 
 

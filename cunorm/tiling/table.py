@@ -490,7 +490,7 @@ def update(
 
     A new entry replaces the old one unless the source of the old one has a better rank: a measured entry is never
     replaced by a simulated one, nor either of them by a modelled one. Entries that other processes wrote in the
-    meantime are kept.
+    meantime are kept, except those of the ops in ``anew``.
 
     Parameters
     ----------

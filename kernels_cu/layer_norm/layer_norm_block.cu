@@ -8,9 +8,9 @@
 //   Shared memory: two rows of one pair per warp, for sums; gamma and beta, if several teams share them.
 //
 // Every byte of x is read once. There are two barriers per row, which all teams of the block pass together. The
-// strategy wins from about two thousand elements up to the capacity of registers, with one team and one row per block in
-// most cases: blocks do not wait for each other, and loads of the next blocks follow the stores of those that end. Each
-// block then loads gamma and beta, mostly from the L1 cache.
+// strategy wins from about two thousand elements up to the capacity of registers. One team and one row per block win in
+// most cases: no team waits for another one, and while one block stores, the next one loads. Each block then loads gamma
+// and beta, mostly from the L1 cache.
 #include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)

@@ -10,8 +10,8 @@
 //
 // Every byte of x and residual is read once, before the team writes: y may be x, and h may be the residual. There is one
 // barrier per row, which all teams of the block pass together. The strategy wins from about two thousand elements up to
-// the capacity of registers, with one team and one row per block in most cases: blocks do not wait for each other, and
-// loads of the next blocks follow the stores of those that end. Each block then loads gamma, mostly from the L1 cache.
+// the capacity of registers. One team and one row per block win in most cases: no team waits for another one, and while
+// one block stores, the next one loads. Each block then loads gamma, mostly from the L1 cache.
 #include "partition/forward_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)

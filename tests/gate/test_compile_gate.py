@@ -239,6 +239,16 @@ def test_every_strategy_has_cases() -> None:
     assert found == {(*one, dtype) for one in OWN for dtype in ITEMSIZE}
 
 
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "layer_norm_backward", "rms_norm_backward"])
+def test_tiles_with_the_same_fields_and_other_constants_are_all_accepted(op: str) -> None:
+    """With and without a loop over rows, the next row in registers, and rows in shared memory."""
+    case = GateCase(op, "block", "bfloat16", "NCHW")
+    cuts = [case.solver.of(*taken) for taken in gate.accepted(case, "sm_90")]
+    assert {one.reads_ahead for one in cuts} == {True, False}
+    assert {one.staged for one in cuts} == ({True, False} if op.endswith("backward") else {False})
+    assert {one.single_row for one in cuts} == ({False} if op.endswith("backward") else {True, False})
+
+
 def test_a_strategy_with_the_kernels_of_another_op_has_tiles_that_are_compiled_for_that_op() -> None:
     """Each text of its tiles is also one of the other op's, whose gate compiles it."""
     others = [(op.name, name, one) for op in OPS.values() for name, one in op.strategies.items() if one.kernels_of]

@@ -69,7 +69,8 @@ def test_a_kernel_may_stream_more_slowly_than_a_copy() -> None:
 )
 def test_a_forward_without_a_loop_over_rows_has_costs_of_its_own(rows: int, teams: int, variant: str) -> None:
     problem = next(one for _, one in problems() if one.op == "layer_norm" and one.C == 4096)
-    tile = Tile("block", packs_per_thread=8, rows_per_team=rows, teams_per_block=teams, threads=64 * teams)
+    tile = Tile("block", packs_per_thread=4, rows_per_team=rows, teams_per_block=teams, threads=128 * teams)
+    assert OPS["layer_norm"].strategies["block"].refuses(problem, tile, H200) is None
     (made,) = OPS["layer_norm"].strategies["block"].launches(problem, tile)
     assert made.variant == variant
     assert costs.kernel_of(problem, made) == f"layer_norm_block NCHW {variant}".strip()

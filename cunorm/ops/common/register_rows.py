@@ -219,7 +219,7 @@ class WarpRows(Tiling):
                 passing += 2 * of_parameter
         added = self._added_registers(sums_in_registers) if problem.extras else 0
         if not problem.is_backward:
-            base = self._base_registers
+            base = self.base_registers
             base += WIDE_Y_REGISTERS * problem.wide_y + DOUBLE_REGISTERS * (problem.dtype == "float64")
             # registers per pack for the places of many packs
             many = 0 if packs <= 8 else 1 if problem.pack >= 8 else 2 if problem.pack >= 4 else 3
@@ -232,15 +232,8 @@ class WarpRows(Tiling):
         return 32 + added + pairs + passing + current + 2 * widened + packs * of_pack
 
     @lazy
-    def _base_registers(self) -> int:
-        """Registers of a forward for all but packs and parameters.
-
-        There are fewer without a loop over rows. With a residual, RMSNorm needs fewer again, since h has replaced x and
-        the residual when gamma is used. LayerNorm with a residual would spill.
-        """
-        added, has_mean = bool(self.problem.extras), self.problem.has_mean
-        if self.single_row and not (added and has_mean):
-            return 24 + 8 * (self.slices > 1) - 8 * added
+    def base_registers(self) -> int:
+        """Registers of a forward for all but packs and parameters."""
         return 32 if self.shares_parameters else 48
 
     def _added_registers(self, sums_in_registers: bool) -> int:

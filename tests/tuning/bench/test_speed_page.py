@@ -370,6 +370,20 @@ def test_shapes_whose_kernels_have_changed_since_are_counted(monkeypatch: pytest
     assert speed_summary.changed([document]) == []
 
 
+def test_shapes_whose_measured_tile_has_left_the_table_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only shapes that ran with a tile of the table count."""
+    document, device = shown(), known("H200")
+    document["device"] = json.loads(json.dumps(dataclasses.asdict(device)))
+    first, second, *others = document["results"]
+    for result in (first, second):
+        result["contenders"][0]["name"] = speed_summary.TABLE
+    for result in others:
+        result["contenders"] = [one for one in result["contenders"] if one["name"] != speed_summary.TABLE]
+    kept = speed_summary.problem_of(first)
+    monkeypatch.setattr(speed_summary, "packaged", lambda problem, on: [object()] if problem == kept else [])
+    assert speed_summary.dropped([document]) == ["layer_norm (1 of 2)"]
+
+
 def test_no_heading_of_a_measured_page_has_a_date() -> None:
     """A heading with a date wraps within the date."""
     lines = [line for page in (ROOT / "docs" / "speed").glob("measured*.md") for line in page.read_text().splitlines()]
