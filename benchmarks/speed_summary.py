@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -241,29 +241,39 @@ def unmeasured(documents: Documents) -> list[str]:
     return ["What was not measured:\n", all_of, *lines, ""]
 
 
+def _with_device(documents: Documents) -> Iterator[tuple[Mapping[str, Any], Device]]:
+    """The results of documents that contain the facts of their device, each with that device."""
+    for document in documents:
+        if (device := device_of(document)) is not None:
+            yield from ((result, device) for result in document["results"])
+
+
+def _shapes_of(found: Mapping[Problem, bool]) -> list[str]:
+    """The ops of which some problems are marked, each with the number of these problems and of all of its problems."""
+    marks: dict[str, list[bool]] = {}
+    for problem, marked in found.items():
+        marks.setdefault(problem.op, []).append(marked)
+    return [f"{op} ({sum(of_op)} of {len(of_op)})" for op, of_op in marks.items() if any(of_op)]
+
+
 def changed(documents: Documents) -> list[str]:
     """The ops with a table tile whose kernels have changed since the results, each with the number of its shapes."""
-    stale: dict[str, dict[Problem, bool]] = {}
-    for document in documents:
-        if (device := device_of(document)) is None:
-            continue
-        for problem in map(problem_of, document["results"]):
-            for entry in packaged(problem, device):
-                stale.setdefault(problem.op, {})[problem] = is_stale(entry)
-    return [f"{op} ({sum(found.values())} of {len(found)})" for op, found in stale.items() if any(found.values())]
+    found: dict[Problem, bool] = {}
+    for result, device in _with_device(documents):
+        problem = problem_of(result)
+        for entry in packaged(problem, device):
+            found[problem] = is_stale(entry)
+    return _shapes_of(found)
 
 
 def dropped(documents: Documents) -> list[str]:
     """The ops that ran with a table tile and have no entry now, each with the number of its shapes."""
-    without: dict[str, dict[Problem, bool]] = {}
-    for document in documents:
-        if (device := device_of(document)) is None:
-            continue
-        for result in document["results"]:
-            if any(one["name"] == TABLE and one["kernels"] is not None for one in result["contenders"]):
-                problem = problem_of(result)
-                without.setdefault(problem.op, {})[problem] = not packaged(problem, device)
-    return [f"{op} ({sum(found.values())} of {len(found)})" for op, found in without.items() if any(found.values())]
+    found: dict[Problem, bool] = {}
+    for result, device in _with_device(documents):
+        if any(one["name"] == TABLE and one["kernels"] is not None for one in result["contenders"]):
+            problem = problem_of(result)
+            found[problem] = not packaged(problem, device)
+    return _shapes_of(found)
 
 
 def _listed(names: Sequence[str]) -> str:
