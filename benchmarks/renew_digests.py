@@ -5,8 +5,10 @@
 A measured or simulated time and an entry of a tiling table name their kernels by a digest of the text. A change of a
 shared file gives many kernels another text, and most of them the same code. The script compiles to PTX the kernels of
 REVISION, to which the stored digests belong, and those of the checkout, and compares them: the generic text of every
-digest, and the specialised text of every eighth. Where nothing differs, it writes the new digest into the files of
-benchmarks/results and tuning/tables. The other times stay out of date. ``--check`` writes nothing. No GPU is needed.
+digest, and the specialised text of every eighth. Stored times are those of specialised kernels. So where the generic
+text has other code, it compares the specialised text of every stored problem of the digest. Where nothing differs, it
+writes the new digest into the files of benchmarks/results and tuning/tables. The other times stay out of date.
+``--check`` writes nothing. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -103,11 +105,11 @@ def describe() -> None:
         found: list[str | None] = [digest_of(raw) for raw in asked["of"]]
     else:
         bar = tqdm(asked["of"], unit="kernel", desc=Path.cwd().name, position=asked["position"])
-        found = [codes_of(raw, sources.TEXTS[: 1 + (index % SPECIALISED == 0)]) for index, raw in enumerate(bar)]
+        found = [codes_of(raw, texts) for raw, texts in bar]
     json.dump(found, sys.stdout)
 
 
-def answer(root: Path, what: str, of: Sequence[Raw], position: int) -> list[Any]:
+def answer(root: Path, what: str, of: Sequence[Any], position: int) -> list[Any]:
     """The answer to a question, by a process with the modules and kernels of a checkout."""
     command = [sys.executable, str(Path(__file__).resolve()), "--describe"]
     question = json.dumps({"what": what, "of": of, "position": position})
@@ -121,7 +123,7 @@ def answer(root: Path, what: str, of: Sequence[Raw], position: int) -> list[Any]
     return found
 
 
-def answers(roots: Sequence[Path], what: str, of: Sequence[Raw]) -> list[list[Any]]:
+def answers(roots: Sequence[Path], what: str, of: Sequence[Any]) -> list[list[Any]]:
     """The answers of some checkouts, which work at the same time."""
     with ThreadPoolExecutor(len(roots)) as pool:
         return [*pool.map(lambda at: answer(roots[at], what, of, at), range(len(roots)))]
@@ -138,16 +140,25 @@ def renewals(old: Path, new: Path) -> tuple[dict[str, str], int]:
     kept = dict.fromkeys((json.dumps(raw), digest) for path in files(new) for raw, digest in stored(path))
     asked = [json.loads(raw) for raw, _ in kept]
     before, after = answers([old, new], "digests", asked)
-    pairs: dict[str, dict[str | None, Raw]] = {}
+    pairs: dict[str, dict[str | None, list[Raw]]] = {}
     for raw, (_, digest), was, now in zip(asked, kept, before, after, strict=True):
         if was == digest and now != digest:
-            pairs.setdefault(digest, {})[now] = raw
+            pairs.setdefault(digest, {}).setdefault(now, []).append(raw)
     # A digest with several new ones cannot be replaced by its text.
     unique = [(digest, *found.popitem()) for digest, found in pairs.items() if len(found) == 1]
-    chosen = [(digest, now, raw) for digest, now, raw in unique if now is not None]
-    codes = zip(*answers([old, new], "codes", [raw for _, _, raw in chosen]), strict=True)
-    made = {digest: now for (digest, now, _), (one, other) in zip(chosen, codes, strict=True) if one == other}
+    chosen = [(digest, now, raws) for digest, now, raws in unique if now is not None]
+    every = [(raws[-1], sources.TEXTS[: 1 + (index % SPECIALISED == 0)]) for index, (*_, raws) in enumerate(chosen)]
+    alike = same_code([old, new], every)
+    other = [(index, raw) for index, (*_, raws) in enumerate(chosen) if not alike[index] for raw in raws]
+    timed = same_code([old, new], [(raw, sources.TEXTS[1:]) for _, raw in other])
+    differing = {index for (index, _), same in zip(other, timed, strict=True) if not same}
+    made = {digest: now for index, (digest, now, _) in enumerate(chosen) if index not in differing}
     return made, len(pairs) - len(made)
+
+
+def same_code(roots: Sequence[Path], of: Sequence[tuple[Raw, Sequence[sources.Text]]]) -> list[bool]:
+    """Whether the kernels of each tile, in those texts, have the same code in all checkouts."""
+    return [len({*codes}) == 1 for codes in zip(*answers(roots, "codes", of), strict=True)]
 
 
 def renew(root: Path, made: Mapping[str, str]) -> None:

@@ -15,7 +15,15 @@
 // to one group. Otherwise there is one group.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
+#include "common/text.cuh"
 #include "partition/team.cuh"
+
+// Blocks per multiprocessor in the launch bounds. Tile::resident_blocks follows from the registers of the specialised
+// text. The generic text also holds predicates of elements and parts of addresses. From five packs on it does not spill
+// them with three quarters of the blocks, or with half of them if there are more than eight.
+constexpr bool few_packs = Tile::packs_per_thread * (Tile::addend ? 2 : 1) <= 4;
+constexpr int quarters = is_specialised || few_packs ? 4 : Tile::packs_per_thread <= 8 ? 3 : 2;
+constexpr int resident_blocks = Tile::resident_blocks == 1 ? 1 : Tile::resident_blocks * quarters / 4;
 
 // Whether the teams of a block share parameters. Teams of several groups do not: sharing would save little if a team
 // has many rows.

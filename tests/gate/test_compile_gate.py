@@ -151,6 +151,45 @@ def test_no_tile_of_the_choice_spills_and_tensor_accesses_have_16_bytes(
 
 
 @needs_nvrtc
+@pytest.mark.parametrize(("op", "dtype", "packs", "rows"), [
+    ("layer_norm", "bfloat16", 12, 1),
+    ("layer_norm", "float32", 6, 2),
+    ("rms_norm", "float32", 4, 2),
+    ("rms_norm", "float64", 8, 2),
+])  # fmt: skip
+def test_the_generic_text_of_many_packs_does_not_spill(op: str, dtype: str, packs: int, rows: int) -> None:
+    """It holds predicates of elements, and of some architectures and tiles more than the specialised text has."""
+    case, found = GateCase(op, "warp", dtype, "NCHW"), []
+    wanted = {"packs_per_thread": packs, "rows_per_team": rows, "lanes": 32, "threads": 128}
+    for architecture, version in (("sm_80", NVRTCS[0]), ("sm_90", NVRTCS[-1]), ("sm_120", NVRTCS[0])):
+        problem, tile = next(one for one in gate.accepted(case, architecture) if one[1].as_dict() == wanted)
+        for posed in dict.fromkeys((problem, *gate._demanding_both(case, architecture, problem, tile))):
+            launch = case.solver.launches(posed, tile)[0]
+            code = sources.kernel_text(launch, posed, case.solver, tile)
+            found.append(Build(case, tile, launch.kernel, launch.threads, "generic", code, architecture, version))
+    assert faults(gate.run(found, threads=THREADS)) == ""
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "packs"), [("layer_norm", "bfloat16", 16), ("group_norm_backward", "float64", 8)]
+)
+def test_tiles_that_spill_are_refused(op: str, dtype: str, packs: int) -> None:
+    """The rows of the first fit into 12 packs or into those of RMSNorm. Those of the second need no activation."""
+    case = GateCase(op, "warp", dtype, "NCHW")
+    fields = {**dict.fromkeys(case.solver.space, 1), "packs_per_thread": packs, "lanes": 32, "threads": 128}
+    tile = Tile("warp", **{**fields, **({"samples_per_team": 4} if op.startswith("group_norm") else {})})
+    problem = gate.problem_for(op, "warp", dtype, "NCHW", tile)
+    if op == "layer_norm":
+        assert "packs_per_thread is 16, expected at most 12" in str(case.solver.refuses(problem, tile, KNOWN["H100"]))
+        assert case.solver.refuses(replace(problem, dtype="float32"), tile, KNOWN["H100"]) is None
+    else:
+        assert case.solver.refuses(problem, tile, KNOWN["H100"]) is None
+        activated = replace(gate.demanding(problem), extras=(), outputs=problem.outputs)
+        assert activated.activation
+        assert "registers per thread" in str(case.solver.refuses(activated, tile, KNOWN["H100"]))
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_grid_without_an_activation_does_not_spill(dtype: str) -> None:
     """The demanding problems have an activation, with which the kernel's launch bound leaves more registers."""

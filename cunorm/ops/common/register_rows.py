@@ -27,6 +27,9 @@ DOUBLE_REGISTERS = 24
 #: Most packs per thread if y is wider than x: with more, the compiler spills the places of the outputs, however many
 #: registers it has.
 MOST_WIDE_PACKS = 8
+#: Most packs of eight elements per thread in a forward with a mean: with more, the compiler spills the predicates of
+#: the elements, however many registers it has.
+MOST_PREDICATED_PACKS = 12
 #: Memory latencies that an exchange between the blocks of a cluster takes in the cost model. On the simulated clock of
 #: an H200, LayerNorm of 2048 rows of 32768 takes 106 us with 4 blocks per row, and 77 us with one.
 EXCHANGE = 0.8
@@ -303,6 +306,9 @@ class WarpRows(Tiling):
         """Return the error message if a row does not fit into the registers of its team, or None."""
         if self.problem.wide_y and self.tile.packs_per_thread > MOST_WIDE_PACKS:
             expected = f"expected at most {MOST_WIDE_PACKS}, because y is wider than x"
+            return f"packs_per_thread is {self.tile.packs_per_thread}, {expected}"
+        if self.problem.pack >= 8 and self.problem.has_mean and self.tile.packs_per_thread > MOST_PREDICATED_PACKS:
+            expected = f"expected at most {MOST_PREDICATED_PACKS} of 16-bit data with a mean"
             return f"packs_per_thread is {self.tile.packs_per_thread}, {expected}"
         threads = self.lanes * self.slices
         capacity = threads * self.tile.packs_per_thread * self.problem.pack

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE, Problem
+from cunorm.core.problem import ITEMSIZE, Problem, accumulator
 from cunorm.core.strategy import Launch, Tile, Tiling, ceil_div
 from cunorm.ops.common.limits import blocks_for, refuses_registers, refuses_shared, round_up
 from cunorm.ops.common.register_rows import WarpRows, present
@@ -24,7 +24,8 @@ WARP_SPACE = {
     "threads": (128, 256),
     "samples_per_team": (1, 4, 16, 64),
 }
-ACTIVATION_REGISTERS = 16
+#: Working registers of an activation, by the dtype of the sums.
+ACTIVATION_REGISTERS = {"float32": 16, "float64": 24}
 
 
 class _Warp(Runs):
@@ -111,7 +112,8 @@ class _WarpRows(_Warp):
     @lazy
     def registers(self) -> int:
         """Registers per thread: those of `WarpRows`, and the working registers of an activation."""
-        return self.rows.registers + (ACTIVATION_REGISTERS if self.problem.activation else 0)
+        working = ACTIVATION_REGISTERS[accumulator(self.problem.dtype)] if self.problem.activation else 0
+        return self.rows.registers + working
 
     def refuses(self, device: Device) -> str | None:
         """See `Tiling.refuses`."""

@@ -76,6 +76,19 @@ def test_digests_of_the_same_code_are_renewed(script: ModuleType, tmp_path: Path
     assert script.renewals(old, new) == ({}, 1)
 
 
+@needs_nvrtc
+def test_times_of_the_same_specialised_kernels_are_renewed(script: ModuleType, tmp_path: Path) -> None:
+    """Stored times are those of specialised kernels. Here only the generic text has another launch bound."""
+    old, new = checkout(tmp_path / "old"), checkout(tmp_path / "new")
+    stored = json.loads((new / "benchmarks/results/times.jsonl").read_text().splitlines()[2])
+    kernel = new / f"kernels_cu/rms_norm/rms_norm_{stored['tile']['strategy']}.cu"
+    edit(kernel, "threads, resident_blocks)", "threads, resident_blocks + !is_specialised)")
+    made, changed = script.renewals(old, new)
+    assert ([*made], changed) == ([stored["kernel"]], 0)
+    edit(kernel, "+ !is_specialised", "+ 1")
+    assert script.renewals(old, new) == ({}, 1)
+
+
 def test_variables_without_a_use_are_no_code(script: ModuleType) -> None:
     unused, used = ".global .align 4 .u32 most = 4;", ".global .align 4 .u32 _ZN4Tile1bE;"
     kept = [".version 9.0", used, "ld.global.u32 r, [_ZN4Tile1bE];"]
