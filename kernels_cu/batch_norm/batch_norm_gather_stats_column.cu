@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
     for (long long channel = static_cast<long long>(blockIdx.x) * Tile::threads + threadIdx.x; channel < C;
          channel += static_cast<long long>(gridDim.x) * Tile::threads) {
         double total = 0.0, centre = 0.0, m2 = 0.0;
-#pragma unroll 3
+#pragma unroll 2
         for (long long rank = 0; rank < world; ++rank) {
             const double count = as_double(load(counts, rank * counts_stride));
             const double of_rank = widen(load(means, rank * means_stride + channel));

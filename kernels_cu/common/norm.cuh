@@ -87,10 +87,11 @@ __device__ __forceinline__ Pair with_product(Pair sums, acc_t term, acc_t factor
 // it starts from zero: the depth of the whole summation therefore grows with the number of packs, not of elements.
 template <typename Use>
 __device__ __forceinline__ Pair deviations(const Pack<data_t>& x, acc_t centre, Use use) {
+    const auto& values = selectable(x);
     Pair sums = {};
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t d = use(i) ? acc_t(widen(x.get(i))) - centre : acc_t(0);
+        const acc_t d = use(i) ? acc_t(widen(values.get(i))) - centre : acc_t(0);
         sums = with_product(sums, d, d);
     }
     return sums;
@@ -146,11 +147,13 @@ struct NoActivationGrad {
 template <typename Use, typename Grad = NoActivationGrad>
 __device__ __forceinline__ Pair gradient_sums(const Pack<data_t>& dy, const Pack<data_t>& x, acc_t mean, Use use,
                                               const Grad& activation_grad = Grad()) {
+    const auto& gradients = selectable(dy);
+    const auto& values = selectable(x);
     Pair sums = {};
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        const acc_t gradient = use(i) ? activation_grad(widen(dy.get(i)), widen(x.get(i))) : acc_t(0);
-        const acc_t deviation = use(i) ? acc_t(widen(x.get(i))) - mean : acc_t(0);
+        const acc_t gradient = use(i) ? activation_grad(widen(gradients.get(i)), widen(values.get(i))) : acc_t(0);
+        const acc_t deviation = use(i) ? acc_t(widen(values.get(i))) - mean : acc_t(0);
         sums = with_product(sums, gradient, deviation);
     }
     return sums;

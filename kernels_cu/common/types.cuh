@@ -185,6 +185,23 @@ struct alignas(count * sizeof(T)) Pack {
     }
 };
 
+// A pack whose elements are widened only if a condition holds. The compiler moves no asm out of a condition: if the asm
+// that widens a float16 were in one, every element would have a branch, and the results would occupy registers until
+// the branches join. So float16 is widened here.
+template <typename T, int count>
+__device__ __forceinline__ const Pack<T, count>& selectable(const Pack<T, count>& pack) {
+    return pack;
+}
+template <int count>
+__device__ __forceinline__ Pack<float, count> selectable(const Pack<float16, count>& pack) {
+    Pack<float, count> wide;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        wide.set(i, widen(pack.get(i)));
+    }
+    return wide;
+}
+
 constexpr int pack_size = Pack<data_t>::size;
 
 // Two values of a 16-bit type in one word, each rounded as narrow() rounds it. The GPU has one instruction for both.

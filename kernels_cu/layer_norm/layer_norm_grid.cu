@@ -25,9 +25,10 @@
 __device__ __forceinline__ Moments warp_moments(const TeamSlab& slab, Pack<data_t> (&held)[Tile::packs_per_thread],
                                                 acc_t count, acc_t inverse) {
     acc_t own = acc_t(0);  // a warp with elements has some in its first lane's first pack
+    const auto& values = selectable(held[0]);
 #pragma unroll
     for (int i = 0; i < pack_size; ++i) {
-        own = slab.holds(0, i) ? acc_t(widen(held[0].get(i))) : own;
+        own = slab.holds(0, i) ? acc_t(widen(values.get(i))) : own;
     }
     const acc_t shift = usable_shift(__shfl_sync(whole_warp, own, 0));
     const auto sums_about = [&](acc_t centre, auto of_pack) {

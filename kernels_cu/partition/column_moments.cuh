@@ -96,8 +96,8 @@ __device__ __forceinline__ ColumnMoments column_moments(const Path& path, const 
             Pair sums = {};  // from zero: rounding errors are smaller in a short chain of additions
 #pragma unroll
             for (int k = 0; k < batch.loads; ++k) {
-                const acc_t d =
-                    k < batch.live ? acc_t(widen(batch.packs[0][k].get(slot))) - found.mean[slot].first : acc_t(0);
+                const auto& values = selectable(batch.packs[0][k]);
+                const acc_t d = k < batch.live ? acc_t(widen(values.get(slot))) - found.mean[slot].first : acc_t(0);
                 sums = with_product(sums, d, d);
             }
             latest[slot] = latest[slot] + sums;

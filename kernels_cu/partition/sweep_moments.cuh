@@ -38,10 +38,11 @@ struct RunBatch {
     // The mean, or 0 if it is not finite. It is computed relative to the first element, so that the mean of equal
     // elements is bitwise equal to each of them.
     __device__ __forceinline__ acc_t mean(acc_t inverse) const {
-        acc_t first = widen(batch.packs[0][0].get(0));
+        const auto& values = selectable(batch.packs[0][0]);
+        acc_t first = widen(values.get(0));
 #pragma unroll
         for (int i = pack_size - 1; i >= 0; --i) {  // the thread's first pack may begin before its run
-            first = batch.spans[0].holds(i) ? acc_t(widen(batch.packs[0][0].get(i))) : first;
+            first = batch.spans[0].holds(i) ? acc_t(widen(values.get(i))) : first;
         }
         first = usable_shift(first);
         return usable_shift(multiply_add(deviations_from(first).first, inverse, first));

@@ -216,11 +216,12 @@ struct Run {
     // The shift for a team within a warp: the run's last element in its first pack, wherever the run begins in that
     // pack.
     __device__ __forceinline__ acc_t one_of(const Pack<data_t> (&held)[Tile::packs_per_thread]) const {
-        acc_t last = widen(held[0].get(pack_size - 1));
+        const auto& values = selectable(held[0]);
+        acc_t last = widen(values.get(pack_size - 1));
         if (shift + columns < pack_size) {
 #pragma unroll
             for (int i = 0; i + 1 < pack_size; ++i) {
-                last = i < shift + columns ? acc_t(widen(held[0].get(i))) : last;
+                last = i < shift + columns ? acc_t(widen(values.get(i))) : last;
             }
         }
         return Team<lanes, blocks>::of_first_lane(last);

@@ -107,8 +107,8 @@ def all_wide(case: GateCase, results: list[BuildResult]) -> None:
     assert seen and {len(entries) for entries in seen.values()} == {kernels}
 
 
-#: Dtypes that only `--long` compiles. The kernels of float16 differ from those of bfloat16 only in two conversions.
-#: float64 is rarely used.
+#: Dtypes that only `--long` compiles. The kernels of float16 differ from those of bfloat16 only in conversions, see
+#: test_float16_has_no_branch_per_element. float64 is rarely used.
 RARE = ("float16", "float64")
 
 
@@ -153,6 +153,7 @@ def test_no_tile_of_the_choice_spills_and_tensor_accesses_have_16_bytes(
 @needs_nvrtc
 @pytest.mark.parametrize(("op", "dtype", "packs", "rows"), [
     ("layer_norm", "bfloat16", 12, 1),
+    ("layer_norm", "float16", 6, 2),
     ("layer_norm", "float32", 6, 2),
     ("rms_norm", "float32", 4, 2),
     ("rms_norm", "float64", 8, 2),
@@ -187,6 +188,37 @@ def test_eight_packs_of_float64_are_refused_with_an_activation() -> None:
     activated = replace(gate.demanding(problem), extras=(), outputs=problem.outputs)
     assert activated.activation
     assert "registers per thread" in str(case.solver.refuses(activated, tile, KNOWN["H100"]))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("op", "strategy"), [
+    ("layer_norm", "warp"),
+    ("group_norm", "block"),
+    ("batch_norm_stats", "split"),
+    ("batch_norm_backward_reduce", "split"),
+])  # fmt: skip
+def test_float16_has_no_branch_per_element(op: str, strategy: str) -> None:
+    """Its conversions are asm, which the compiler moves out of no condition. Those of bfloat16 are arithmetic."""
+    branches = {}
+    for dtype in ("bfloat16", "float16"):
+        case = GateCase(op, strategy, dtype, "NCHW")
+        problem, tile = gate.spread(case, "sm_90")[0]
+        text = sources.kernel_text(case.solver.launches(problem, tile)[0], problem, case.solver, tile)
+        branches[dtype] = len(re.findall(r"\bbra\b", NVRTCS[-1].compile(text, "compute_90")[0]))
+    assert branches["float16"] <= branches["bfloat16"] + 2  # a branch per element would be tens
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_batch_norm_gather_stats_does_not_spill_in_the_calls_of_its_divisions(dtype: str) -> None:
+    """A compiler saves registers around those calls. With three ranks at a time it spilled some."""
+    case, found = GateCase("batch_norm_gather_stats", "column", dtype, "NCHW"), []
+    for architecture, version in (("sm_80", NVRTCS[0]), ("sm_90", NVRTCS[-1]), ("sm_120", NVRTCS[0])):
+        for problem, tile in gate.accepted(case, architecture):
+            launch = case.solver.launches(problem, tile)[0]
+            text = sources.kernel_text(launch, problem, case.solver, tile)
+            found.append(Build(case, tile, launch.kernel, launch.threads, "generic", text, architecture, version))
+    assert faults(gate.run(found, threads=THREADS)) == ""
 
 
 @needs_nvrtc

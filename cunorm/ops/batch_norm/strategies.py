@@ -378,7 +378,7 @@ class _Gather(Tiling):
                 self.tile.threads,
                 {**by_name(*spec.arrays, *spec.numbers, *spec.measures), "world": problem.N, "C": problem.C},
                 traffic=2 * problem.nbytes,
-                phases=1 + problem.N // 3,  # a thread loads three ranks at a time
+                phases=1 + problem.N // 2,  # a thread loads two ranks at a time
                 layout="NCHW",  # the kernel does not depend on the layout
             ),
         )
