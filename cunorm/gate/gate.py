@@ -26,6 +26,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cunorm.core import settings
 from cunorm.core.devices import KNOWN, Device
@@ -175,20 +176,25 @@ def device_of(architecture: str) -> Device:
 
 
 @functools.cache
-def _accepted(case: GateCase, device: Device) -> tuple[tuple[Problem, Tile], ...]:
-    found: dict[tuple[tuple[str, int], ...], tuple[Problem, Tile]] = {}
+def _accepted(case: GateCase) -> dict[str, tuple[tuple[Problem, Tile], ...]]:
+    """The tiles of `accepted` per architecture. A tile's tiling computes most of its facts once for all of them."""
+    devices = {architecture: device_of(architecture) for architecture in ARCHITECTURES}
+    found: dict[str, dict[tuple[tuple[str, Any], ...], tuple[Problem, Tile]]] = {name: {} for name in devices}
     for tile in case.solver.tiles():
         problem = problem_for(case.op, case.strategy, case.dtype, case.layout, tile)
-        if case.solver.refuses(problem, tile, device) is None:
-            main = main_launch(case.solver.launches(problem, tile))
-            compiled = (*(item for item in tile.fields if item[0] in case.solver.constants), *main.constants.items())
-            found.setdefault(compiled, (problem, tile))
-    return tuple(found.values())
+        tiling = case.solver.of(problem, tile)
+        able = [name for name, device in devices.items() if tiling.refuses(device) is None]
+        if able:
+            fields = (item for item in tile.fields if item[0] in case.solver.constants)
+            compiled = (*fields, *main_launch(tiling.launches).constants.items())
+            for name in able:
+                found[name].setdefault(compiled, (problem, tile))
+    return {name: tuple(taken.values()) for name, taken in found.items()}
 
 
 def accepted(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Tiles that refuses() accepts, each with a problem; of tiles that compile to the same constants only the first."""
-    return _accepted(case, device_of(architecture))
+    return _accepted(case)[architecture]
 
 
 @functools.cache

@@ -149,6 +149,12 @@ def _code(kernel: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("#line ")) + "\n"
 
 
+@functools.cache
+def _words(kernel: str) -> frozenset[str]:
+    """Return the names and numbers in a kernel's text."""
+    return frozenset(re.findall(r"\w+", _code(kernel)))
+
+
 @functools.lru_cache(maxsize=4096)
 def _head_of(
     kernel: str,
@@ -157,7 +163,7 @@ def _head_of(
     constants: tuple[tuple[str, int | tuple[str, ...]], ...],
 ) -> str:
     # Leave out the types that the kernel does not use: they would change the text and cause a second build of it.
-    mentioned = {name: dtype for name, dtype in types if re.search(rf"\b{name}\b", _code(kernel))}
+    mentioned = {name: dtype for name, dtype in types if name in _words(kernel)}
     return _head(mentioned, layout, dict(constants))
 
 
