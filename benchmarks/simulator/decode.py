@@ -161,7 +161,7 @@ FORMS: dict[str, Form] = {
     "DMUL": Form("DMUL", "to double double", "FP64", _ROUND),
     "DFMA": Form("DFMA", "to double double double", "FP64", _ROUND),
     # conversions
-    "I2F": Form("I2F", "to int", "CONVERT", _FROM_INT),
+    "I2F": Form("I2F", "to int", "CONVERT", {**_FROM_INT, "U16": (1, 2)}),
     "I2FP": Form("I2F", "to int", "ALU", _FROM_INT),
     "I2F.U64": Form("I2F_FROM64", "to int", "CONVERT", {**_ROUND, "F32": None}),
     "I2F.S64": Form("I2F_FROM64", "to int", "CONVERT", {**_ROUND, "F32": None}),

@@ -34,6 +34,24 @@ BATCH_PLANES: Named = {
     "NaN in a neighbour": {"shape": (2, 3, 21), "nan": (0, 1, 20)},
     "16 bits": {"shape": (5, 7, 19), "shifts": ALL_OFF, **MIXED},
 }
+#: For clusters of two blocks of 64 threads.
+BATCH_CHANNELS: Named = {
+    "planes at other places of a pack": {"shape": (7, 5, 35), "shifts": SAME_OFF},
+    "tensors at different places of a pack": {"shape": (7, 5, 35), "shifts": ALL_OFF},
+    "whole packs": {"shape": (7, 5, 32)},
+    "whole packs, misaligned": {"shape": (7, 5, 32), "shifts": SAME_OFF},
+    "fewer packs than threads": {"shape": (2, 3, 5)},
+    "an idle block": {"shape": (1, 3, 4)},
+    "planes of two elements": {"shape": (3, 140, 2)},
+    "one channel": {"shape": (3, 1, 70)},
+    "a plane longer than a step": {"shape": (2, 2, 1100), "shifts": SAME_OFF},
+    "more batches than a chain": {"shape": (1, 2, 34000), "shifts": SAME_OFF},
+    "two clusters for nine": {"shape": (5, 9, 20), "grid": 4},
+    "one cluster for all": {"shape": (5, 9, 20), "grid": 2},
+    "NaN in a neighbour": {"shape": (3, 7, 5), "nan": (1, 2, 4)},
+    "a constant far from zero": {"shape": (3, 5, 35), **FAR},
+    "16 bits": {"shape": (5, 7, 19), "shifts": ALL_OFF, **MIXED},
+}
 BATCH_ROWS: Named = {
     "whole rows": {"shape": (7, 8), "shifts": ALL_OFF},
     "wide rows and one left over": {"shape": (17, 5), "shifts": SAME_OFF},
@@ -86,13 +104,21 @@ def batch_norm_cases(op: str) -> Iterator[Case]:
         yield from made("block", runs, threads=64, chunk=64)
         yield from made("column", rows, threads=64, columns=64, chunk=2)
         return
-    slabs, planes, rows = BATCH_SLABS, BATCH_PLANES, BATCH_ROWS
+    slabs, channels, planes, rows = BATCH_SLABS, BATCH_CHANNELS, BATCH_PLANES, BATCH_ROWS
     if op == "batch_norm_backward_reduce":
         slabs = slabs | masked(slabs, "a short last slab and range", "one row of results")
+        channels = channels | masked(channels, "planes at other places of a pack")
         planes = planes | masked(planes, "a short last chunk", "one row of results")
         rows = rows | masked(rows, "wide rows and one left over", "one row of results")
         rows |= {"four dtypes": {"shape": (17, 5), "sums": FOUR}}
     yield from made("block", slabs, threads=64, channels=4, samples_per_block=2)
+    yield from made("cluster", channels, threads=64, cluster=2)
+    one = {
+        f"{label}, a block": channels[label] for label in ("planes at other places of a pack", "one cluster for all")
+    }
+    # Of the first four packs of a thread, none has an element: only the last two planes reach into the last pack.
+    one["a first batch past the ends"] = {"shape": (8, 3, 499), "dtype": "bfloat16"}
+    yield from made("cluster", one, threads=64, cluster=1)
     yield from made("split", planes, threads=64, chunk=16)
     yield from made("column", rows, threads=64, columns=64, chunk=2)
 

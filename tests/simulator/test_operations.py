@@ -333,8 +333,9 @@ def test_conversions(low: list[int], high: list[int]) -> None:
         "I2F.U64.RP R22,R10",
         "I2F.S64 R23,R10",
         "I2F.F64.S64 R24,R10",
+        "I2F.U16 R26,R10",
     ]
-    found = evaluate(code, low, high, results=6)
+    found = evaluate(code, low, high, results=7)
     for lane, (x, y) in enumerate(zip(low, high, strict=True)):
         both = y << 32 | x
         negative = both - 2**64 if both >= 2**63 else both
@@ -342,6 +343,7 @@ def test_conversions(low: list[int], high: list[int]) -> None:
             got = real(found[k][lane])
             assert got >= exact and (exact == 0 or int(np.nextafter(np.float32(got), np.float32(0))) < exact)
         assert real(found[1][lane]) == float(np.float32(signed(x)))
+        assert real(found[6][lane]) == float(x % 2**16)
         assert real(found[3][lane]) == nearest(negative)
         assert found[4][lane] | found[5][lane] << 32 == int(np.float64(negative).view(np.uint64))
 

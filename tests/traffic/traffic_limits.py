@@ -28,6 +28,7 @@ HALF_AS_LONG = 0.93
 #: Of 10 bytes of sectors per element, x has 2, and y, whose 4 bytes are in two accesses, has 8. Ragged ends add some.
 HALVES, RAGGED_HALVES = 0.6, 0.55
 IN_HALVES = "a lane stores its pack of x as two packs of y, each in half of the sectors that a warp stores to at a time"
+WHOLE = "a pack at an end of a short plane is read whole, and its sector is also fetched for the next channel"
 NARROW = "a block's part of a row is narrow, and neighbouring blocks fetch the sectors that it shares"
 
 
@@ -310,6 +311,14 @@ def _batch(kind: str) -> Iterator[Row]:
     yield Row(op, "block", "tails", (6, 12, 127), block, fetched=EDGE)
     yield Row(op, "block", "several waves", (64, 160, 196), block, fetched=EDGE, long=True)
     if reducing:
+        cluster = {"threads": 64, "cluster": 2}
+        yield Row(op, "cluster", "aligned planes", (8, 16, 1024), cluster)
+        yield Row(op, "cluster", "odd planes", (2, 6, 2401), cluster, fetched=EDGE)
+        ragged = {"tensors": EDGE, "fetched": 1.07}
+        yield Row(op, "cluster", "misaligned", (6, 9, 217), cluster, **ragged)
+        yield Row(op, "cluster", "several waves", (64, 160, 196), cluster, wide=0.93, why=SHORT, long=True, **ragged)
+        short = {"tensors": 1.15, "fetched": 1.31, "wide": 0.87}
+        yield Row(op, "cluster", "short odd planes", (8, 32, 49), cluster, why=WHOLE, **short)
         split = {"threads": 64, "chunk": 1024}
         yield Row(op, "split", "aligned planes", (4, 16, 1024), split)
         yield Row(op, "split", "odd planes", (2, 6, 2401), split, fetched=EDGE)

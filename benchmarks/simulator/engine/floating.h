@@ -201,8 +201,10 @@ static u32 rounded(double exact, bool above, bool below, int mode) {
 }
 static void do_I2F(Lanewise& on) {
     const u32* a = on.integer(0);
+    const u32 bits = on.code.mode[1] == 2 ? 0xffff : 0xffffffff;  // U16 or U32
     for (int l = 0; l < on.count; ++l) {
-        const double exact = on.code.mode[1] ? static_cast<double>(a[l]) : static_cast<double>(static_cast<int>(a[l]));
+        const double exact =
+            on.code.mode[1] ? static_cast<double>(a[l] & bits) : static_cast<double>(static_cast<int>(a[l]));
         const double near = static_cast<double>(static_cast<float>(exact));
         on.low.lane[l] = rounded(exact, near > exact, near < exact, on.code.mode[0]);
     }

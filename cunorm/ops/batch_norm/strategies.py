@@ -16,18 +16,27 @@ from cunorm.ops.common.limits import (
     SECTOR_PACKS,
     WARP,
     blocks_for,
+    refuses_cluster_size,
     refuses_registers,
     refuses_shared,
     round_up,
+    whole_clusters,
 )
 from cunorm.ops.common.slab_sweep import LARGEST_CHUNK, Slab, Sweep, refuses_sweep
 
 SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
-#: Registers per thread of batch_norm_backward_reduce_sweep.cu, whose launch bounds require 768 resident threads.
-GRADIENT_REGISTERS = 80
+#: Registers per thread of kernels whose launch bounds require 768 resident threads: batch_norm_backward_reduce_sweep.cu
+#: and those of `cluster`.
+FEWER_REGISTERS = 80
 #: Packs per lane up to which `block` is worth trying, in a forward and in a backward; longer planes are faster with
 #: `split`.
 SHORT_PLANE_STEPS = (8, 2)
+#: Packs per plane below which `block` is faster than `cluster` if planes are not whole packs: `cluster` then compares
+#: the position of every element.
+SHORT_RAGGED_PLANE = 64
+#: Maximum of the elements of a plane and of the packs of a channel in `cluster`, whose kernels count both in 32 bits,
+#: past the last one.
+LARGEST_COUNT = 2**30
 #: Values in Affine (norm.cuh), with padding, and in ChannelGradient (channel_coefficients.cuh).
 LINEAR_VALUES = 4
 
@@ -167,6 +176,9 @@ class _Swept(_Viewed):
 class _Reducing(_Viewed):
     """Tiling with a kernel that stores rows of partial results, and their fold."""
 
+    #: Whether the kernel has a workspace for rows of partial results.
+    has_workspace = True
+
     @lazy
     def partial_rows(self) -> int:
         """Rows of partial results [rows, C]. A single row is the final results."""
@@ -188,7 +200,9 @@ class _Reducing(_Viewed):
         else:
             given, wanted = by_name("x", "eps"), by_name("mean", "invstd")
             fold_given = by_name("workspace", "eps")
-        results = {**(wanted if rows == 1 else dict.fromkeys(wanted, 0)), **by_name(workspace=rows > 1)}
+        results = wanted if rows == 1 else dict.fromkeys(wanted, 0)
+        if self.has_workspace:
+            results = {**results, **by_name(workspace=rows > 1)}
         traffic = self.problem.read * problem.nbytes + (rows > 1) * rows * problem.C * self.problem.part
         entry, fold = f"{problem.op}_{kind}", f"{problem.op}_fold"
         arguments = {**given, **results, **sizes}
@@ -274,6 +288,57 @@ class _ReducingSlabs(_Reducing):
         return self.reducing("block", blocks, sizes, shared_bytes=self.shared, **facts)
 
 
+class _ReducingChannels(_Reducing):
+    """Tiling of `cluster`: a cluster of blocks per channel."""
+
+    has_workspace = False
+
+    @lazy
+    def partial_rows(self) -> int:
+        """One row: a cluster sums all samples of its channel."""
+        return 1
+
+    @lazy
+    def channel_packs(self) -> int:
+        """Packs of a channel of tensors that start at a multiple of 16 bytes."""
+        pack, HxW = self.problem.pack, self.view.HxW
+        return self.view.N * ceil_div(HxW if HxW % pack == 0 else HxW + pack - 1, pack)
+
+    @lazy
+    def shared(self) -> int:
+        """Bytes of shared memory per block: a partial result per warp of the cluster."""
+        return self.tile.cluster * self.tile.threads // WARP * self.problem.part
+
+    def refuses(self, device: Device) -> str | None:
+        """See `Tiling.refuses`. A cluster of one block needs no support for clusters."""
+        sentence = refuses_threads(self.tile) or refuses_layout(self.problem, "NCHW")
+        if sentence is None and self.tile.cluster != 1:
+            sentence = refuses_cluster_size(self.tile, device)
+        if sentence is None and self.view.HxW > LARGEST_COUNT:
+            sentence = f"HxW is {self.view.HxW}, expected planes of at most {LARGEST_COUNT} elements"
+        most = self.view.N * ceil_div(self.view.HxW + self.problem.pack - 1, self.problem.pack)
+        if sentence is None and most > LARGEST_COUNT:
+            sentence = f"a channel has up to {most} packs, expected at most {LARGEST_COUNT}"
+        return sentence or refuses_registers(FEWER_REGISTERS, self.tile, device)
+
+    @lazy
+    def worth(self) -> bool:
+        """Whether most threads have a pack, or the tile is the smallest, and planes are whole packs or long."""
+        threads, HxW, pack = self.tile.threads * self.tile.cluster, self.view.HxW, self.problem.pack
+        busy = threads < 2 * self.channel_packs or threads == min(_CHANNELS["threads"])
+        return busy and (HxW % pack == 0 or HxW >= SHORT_RAGGED_PLANE * pack)
+
+    @lazy
+    def launches(self) -> tuple[Launch, ...]:
+        """Launch of the only kernel."""
+        view, tile = self.view, self.tile
+        sizes = {"N": view.N, "C": view.C, "HxW": view.HxW}
+        packs = ceil_div(self.channel_packs, tile.cluster * tile.threads)  # of a thread
+        facts = {"packs": view.C * tile.cluster * tile.threads * packs, "phases": 2, "items": packs}
+        facts |= {"shared_bytes": self.shared, "registers": FEWER_REGISTERS, "cluster": tile.cluster}
+        return self.reducing("cluster", whole_clusters(view.C * tile.cluster, tile.cluster), sizes, **facts)
+
+
 class _ReducingRows(_Swept, _Reducing):
     """Tiling of `column`: chunks of wide rows."""
 
@@ -283,7 +348,7 @@ class _ReducingRows(_Swept, _Reducing):
         facts = {"shared_bytes": self.sweep.shared(self.problem.part), "rounds": self.sweep.rounds}
         facts["packs"] = self.sweep.processed
         if self.problem.is_backward:
-            facts |= {"cached": self.met * self.problem.sum_itemsize, "registers": GRADIENT_REGISTERS}
+            facts |= {"cached": self.met * self.problem.sum_itemsize, "registers": FEWER_REGISTERS}
         return self.reducing("sweep", self.grid, self.sizes, **facts)
 
 
@@ -399,6 +464,7 @@ _SLABS = {
     "channels": (1, 2, 4, 8, 16, 32, 64),
     "samples_per_block": (1, 2, 4, 8, 16, 32, 64),
 }
+_CHANNELS = {"threads": (64, 128, 256, 512), "cluster": (1, 2, 4, 8, 16)}
 _RUNS = {"threads": (128, 256, 512), "chunk": (2048, 8192, 32768)}
 
 
@@ -407,12 +473,17 @@ def _example(tile: Tile, pack: int) -> tuple[int, int, int, int]:
 
 
 def _strategies(op: str, *made: tuple[str, Mapping[str, tuple[int, ...]], type[Tiling]]) -> dict[str, Strategy]:
-    return {name: Strategy(name, op, space, ("threads",), tiling, _example) for name, space, tiling in made}
+    constants = ("threads", "cluster")
+    return {
+        name: Strategy(name, op, space, tuple(field for field in constants if field in space), tiling, _example)
+        for name, space, tiling in made
+    }
 
 
 def _reducing(op: str) -> dict[str, Strategy]:
+    slabs, channels = ("block", _SLABS, _ReducingSlabs), ("cluster", _CHANNELS, _ReducingChannels)
     rows, planes = ("column", _ROWS, _ReducingRows), ("split", _CHUNKS, _ReducingPlanes)
-    return _strategies(op, ("block", _SLABS, _ReducingSlabs), planes, rows)
+    return _strategies(op, slabs, channels, planes, rows)
 
 
 def _streaming(op: str) -> dict[str, Strategy]:

@@ -47,6 +47,7 @@ SHAPES = [
 ]
 REDUCING = {
     "block": {"strategy": "block", "threads": 64, "channels": 4, "samples_per_block": 2},
+    "cluster": {"strategy": "cluster", "threads": 64, "cluster": 2},
     "split": {"strategy": "split", "threads": 64, "chunk": 16},
     "column": {"strategy": "column", "threads": 64, "columns": 64, "chunk": 2},
 }
@@ -62,7 +63,7 @@ TILES = [
     *[(kind, name) for kind in ("elemt", "input") for name in STREAMING],
 ]
 NAMED = [f"{kind}-{name}" for kind, name in TILES]
-LAYOUT_OF = {"block": "first", "split": "first", "column": "last"}
+LAYOUT_OF = {"block": "first", "cluster": "first", "split": "first", "column": "last"}
 
 
 def tile_of(kind: str, strategy: str) -> dict[str, Any]:
@@ -142,6 +143,8 @@ def test_matches_the_oracle_on_hostile_shapes(dtype: str, kind: str, strategy: s
     ("reduce", "block", {"threads": 64, "channels": 64, "samples_per_block": 1}),
     # the last slab has more parts per channel
     ("reduce", "block", {"threads": 64, "channels": 17, "samples_per_block": 1}),
+    ("stats", "cluster", {"threads": 64, "cluster": 1}),
+    ("reduce", "cluster", {"threads": 64, "cluster": 16}),
     ("stats", "split", {"threads": 64, "chunk": 1}),
     ("reduce", "split", {"threads": 64, "chunk": 100000}),
     ("stats", "column", {"threads": 64, "columns": 64, "chunk": 100000}),
@@ -161,15 +164,25 @@ def test_other_tiles(kind: str, strategy: str, tile: dict[str, int], executor: E
 
 @pytest.mark.parametrize("strategy", list(REDUCING))
 def test_one_row_of_results_needs_no_workspace(strategy: str, executor: Executor) -> None:
-    tile = {"strategy": strategy, "threads": 64}
-    tile |= {"channels": 2, "samples_per_block": 8} if strategy == "block" else {"chunk": 64}
-    tile |= {"columns": 8} if strategy == "column" else {}
-    shape = {"block": (5, 3, 7), "split": (1, 3, 60), "column": (50, 8)}[strategy]
+    fields, shape = {
+        "block": ({"channels": 2, "samples_per_block": 8}, (5, 3, 7)),
+        "cluster": ({"cluster": 4}, (5, 3, 7)),
+        "split": ({"chunk": 64}, (1, 3, 60)),
+        "column": ({"chunk": 64, "columns": 8}, (50, 8)),
+    }[strategy]
+    tile = {"strategy": strategy, "threads": 64, **fields}
     for op, kind in (("batch_norm_stats", "stats"), ("batch_norm_backward_reduce", "reduce")):
         plan = cunorm.plan(op, shape=shape, dtype="float32", device="cpu", tile=tile)
         assert (plan.workspace_nbytes, len(plan.launches)) == (0, 1)
         case = Case((shape[0], shape[1], shape[2:]))
         case.right(kind, case.run(kind, executor, tile=tile), executor)
+
+
+def test_a_thread_may_begin_with_packs_that_have_no_elements(executor: Executor) -> None:
+    """A plane of 499 elements touches up to 64 packs. Only the last two of eight planes reach into the last pack."""
+    case = Case((8, 3, (499,)), "bfloat16")
+    for kind in ("stats", "reduce"):
+        case.right(kind, case.run(kind, executor, tile={**REDUCING["cluster"], "cluster": 1}), executor)
 
 
 @pytest.mark.parametrize("flags", list(itertools.product((True, False), repeat=3)))
@@ -522,7 +535,7 @@ PAST = {
 }
 
 
-@pytest.mark.parametrize("strategy", list(REDUCING))
+@pytest.mark.parametrize("strategy", list(PAST))
 def test_sums_past_2_to_the_31_elements(strategy: str) -> None:
     """Check the end of a tensor of more than 2^31 elements. Only the last blocks of the sweep run.
 
@@ -597,6 +610,28 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
         out[-1000:] = 0
 
 
+def test_a_cluster_past_2_to_the_31_elements() -> None:
+    """Only the last cluster runs, whose channel is the last one. The tensors are sparse memory."""
+    N, C, HxW = 2, 2**22, 301
+    assert N * C * HxW > 2**31
+    dy, x = (sparse(N * C * HxW, DTYPES["bfloat16"]).reshape(N, C, HxW) for _ in range(2))
+    case, last = Case((N, 1, (HxW,)), "bfloat16"), (slice(None), slice(C - 1, C))
+    dy[last], x[last] = case.dy, case.x
+    found = [np.zeros(C, np.float32) for _ in range(6)]
+    mean, invstd = np.linspace(0.5, 1, C, dtype=np.float32), np.ones(C, np.float32)
+    tile = REDUCING["cluster"]
+    with some_blocks(-tile["cluster"]):
+        cunorm.batch_norm_stats(x, tile=tile, out=(found[0], found[1]))
+    with some_blocks(-tile["cluster"]):
+        cunorm.batch_norm_backward_reduce(dy, x, mean, invstd, tile=tile, out=tuple(found[2:]))
+    given = (dy[last], x[last], mean[-1:], invstd[-1:])
+    exact = (*reference.batch_norm_stats(x[last]), *reference.batch_norm_backward_reduce(*given))
+    bounds = (*batch_stats(x[last], *exact[:2], "bfloat16"), *batch_reduce(*given, "bfloat16"))
+    for came, want, bound in zip(found, exact, bounds, strict=True):
+        assert_within("result", came[-1:], want, bound, "float32")
+        assert np.count_nonzero(came) == 1
+
+
 # ---- legality -------------------------------------------------------------------------------------------------------
 
 
@@ -610,6 +645,11 @@ def test_elements_past_2_to_the_31(strategy: str, shape: tuple[int, ...]) -> Non
     ((4, 8), {**REDUCING["column"], "columns": 65}, "column: columns is 65, expected at most threads, 64"),
     ((4, 20000, 2), {**REDUCING["block"], "channels": 20000}, "block: needs .* bytes of shared memory"),
     ((4, 8, 2**19), REDUCING["block"], "block: channels is 4, expected slabs of at most 1048576 elements"),
+    ((4, 8), REDUCING["cluster"], "cluster: channels-last data has no planes"),
+    ((4, 8, 3), {**REDUCING["cluster"], "cluster": 3}, "cluster: cluster is 3, but .* supports a power of two"),
+    ((4, 8, 3), {**REDUCING["cluster"], "threads": 65}, "cluster: threads is 65"),
+    ((2**15, 2, 2**17), REDUCING["cluster"], "a channel has up to 1073774592 packs, expected at most 1073741824"),
+    ((1, 2, 2**30 + 1), REDUCING["cluster"], "HxW is 1073741825, expected planes of at most 1073741824 elements"),
 ], ids=str)  # fmt: skip
 def test_refusals(shape: tuple[int, ...], tile: dict[str, Any], sentence: str) -> None:
     with pytest.raises(cunorm.UnsupportedTile, match=sentence):
@@ -627,4 +667,14 @@ def test_every_problem_has_a_legal_tile() -> None:
         for op in ("stats", "elemt", "backward_reduce", "backward_elemt"):
             made = cunorm.plan(f"batch_norm_{op}", shape=shape, dtype=dtype, data_format=data_format, device="A100")
             assert made.launches
-    assert set(STATS) == {"block", "split", "column"}
+    assert set(STATS) == {"block", "cluster", "split", "column"}
+
+
+def test_clusters_need_an_architecture_that_has_them() -> None:
+    """A cluster of one block is legal on all of them."""
+    one, two = ({**REDUCING["cluster"], "cluster": cluster} for cluster in (1, 2))
+    for op in ("batch_norm_stats", "batch_norm_backward_reduce"):
+        made = cunorm.plan(op, shape=(4, 8, 3), dtype="float32", device="A100", tile=one)
+        assert [launch.kernel for launch in made.launches] == [f"{op}_cluster"]
+        with pytest.raises(cunorm.UnsupportedTile, match=r"cluster is 2, but NVIDIA A100.* supports no clusters"):
+            cunorm.plan(op, shape=(4, 8, 3), dtype="float32", device="A100", tile=two)

@@ -43,7 +43,15 @@ def test_long_sums_of_equal_terms(shape: tuple[int, ...], tile: dict[str, Any], 
         assert_within("sum", executor.get(came), want, bound, "float32")
 
 
-@pytest.mark.parametrize(("shape", "strategy"), [((6, 2, 40), "block"), ((6, 2, 40), "split"), ((40, 2), "column")])
+@pytest.mark.parametrize(
+    ("shape", "strategy"),
+    [
+        ((6, 2, 40), "block"),
+        ((6, 2, 40), "cluster"),
+        ((6, 2, 40), "split"),
+        ((40, 2), "column"),
+    ],
+)
 def test_a_variance_that_overflows_is_nan_and_the_mean_is_correct(
     shape: tuple[int, ...], strategy: str, executor: Executor
 ) -> None:
