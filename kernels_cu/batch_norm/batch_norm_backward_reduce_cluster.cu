@@ -7,7 +7,7 @@
 //
 // The threads of the cluster divide the packs of the channel's planes (channel_run.cuh), and read dy and x once. The
 // first block adds up the sums of the warps and writes the results, in a fixed order: one launch, and no workspace. It
-// wins where batch_norm_stats_cluster does.
+// is for the same tensors as batch_norm_stats_cluster.
 #include "batch_norm/channel_run.cuh"
 #include "batch_norm/sums_out.cuh"
 
@@ -17,19 +17,19 @@ extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(76
                                        long long N, long long C, long long HxW) {
     const SumsOut results = {nullptr, invstd, sum_dy, sum_dy_xmu, dgamma, dbeta};
     int offset = 0;
-    const WarpResults<Pair> of_warps = {shared_array<Pair>(offset, WarpResults<Pair>::count)};
+    const WarpResults<Pair> warps = {shared_array<Pair>(offset, WarpResults<Pair>::count)};
     for (long long channel = blockIdx.x / Tile::cluster; channel < C; channel += gridDim.x / Tile::cluster) {
-        of_warps.begin();
+        warps.begin();
         const ChannelRun run(dy, N, C, HxW, channel);
         const acc_t mean_of[1] = {widen(load(mean, channel))};
         const acc_t rstd = results.ahead(channel);
         Pair sums[1] = {};
         sweep_gradient_sums(run, dy, x, mean_of, sums);
-        of_warps.gather(warp_sum(sums[0]), [&] {
+        warps.gather(warp_sum(sums[0]), [&] {
             const int lane = threadIdx.x % warp_size;
             Pair whole = {};
-            for (int at = lane; at < of_warps.count; at += warp_size) {
-                whole = whole + of_warps.results[at];
+            for (int at = lane; at < warps.count; at += warp_size) {
+                whole = whole + warps.results[at];
             }
             whole = warp_sum(whole);
             if (lane == 0) {

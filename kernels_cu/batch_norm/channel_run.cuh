@@ -1,9 +1,9 @@
 // A channel of a channels-first tensor as one sequence of packs over all samples, which a cluster of blocks divides.
 //
-// Each block takes one part of the sequence, and its threads take the packs of the part in turn. So all threads have
-// work, however short the planes are, and no plane is the work of a single warp. A pack that begins before its plane, or
-// ends after it, is loaded whole where that stays inside the tensor: the elements of the neighbouring planes are in the
-// same sectors, and are not used.
+// Each block takes one part of the sequence, and its threads take the packs of the part in turn: short planes leave no
+// threads idle, and no plane is the work of a single warp. A pack that begins before its plane, or ends after it, is
+// loaded whole where that stays inside the tensor. The elements of the neighbouring planes are in the same 16 bytes, and
+// are not used.
 #include "common/async.cuh"
 #include "partition/sweep.cuh"
 
@@ -13,14 +13,14 @@ struct ChannelRun {
     long long pitch;     // elements of a sample
     long long elements;  // elements of the tensor
     int length;          // elements of a plane
-    int columns;         // packs of a plane, wherever it begins
+    int columns;         // packs of a plane, wherever it begins: the last one of some planes has no elements
     int first, end;      // the packs of the thread: first, first + Tile::threads, ... below end
 
     __device__ __forceinline__ ChannelRun(const data_t* tensor, long long N, long long C, long long HxW,
                                           long long channel)
         : start(channel * HxW), pitch(C * HxW), elements(N * C * HxW), length(static_cast<int>(HxW)) {
-        const bool alike = pitch % pack_size == 0;  // all planes of the channel begin at the same place of a pack
-        columns = ceil_div((alike ? misalignment(tensor, start) : pack_size - 1) + length, pack_size);
+        const bool same_shift = pitch % pack_size == 0;  // of all planes of the channel
+        columns = ceil_div((same_shift ? misalignment(tensor, start) : pack_size - 1) + length, pack_size);
         const int total = static_cast<int>(N) * columns, part = ceil_div(total, Tile::cluster);
         const int begin = slice_rank<Tile::cluster>() * part;
         first = begin + threadIdx.x;
@@ -42,8 +42,8 @@ __device__ __forceinline__ bool sweeps_aligned(const ChannelRun& run, const data
     return aligned;
 }
 
-// Calls use(batch) for the thread's packs, loads_in_flight of each tensor at a time. span_of(row, column) is the span of
-// a pack of the plane that begins at `row`, and load_from(tensor, span) loads it.
+// Calls use(batch) for the thread's packs that have elements, loads_in_flight of each tensor at a time. span_of(row,
+// column) is the span of a pack of the plane that begins at `row`, and load_from(tensor, span) loads it.
 template <typename Span, int tensors, typename SpanOf, typename LoadFrom, typename Use>
 __device__ __forceinline__ void sweep_spans(const ChannelRun& run, const data_t* const (&from)[tensors], SpanOf span_of,
                                             LoadFrom load_from, Use use) {
@@ -53,30 +53,36 @@ __device__ __forceinline__ void sweep_spans(const ChannelRun& run, const data_t*
     const int columns = Tile::threads - planes * run.columns;
     long long row = run.start + plane * run.pitch;
     const long long far = planes * run.pitch;
-    for (int at = run.first; at < run.end; at += loads_in_flight * Tile::threads) {
+    int at = run.first;
+    const auto advance = [&] {
+        at += Tile::threads;
+        column += columns;
+        row += far;
+        if (column >= run.columns) {
+            column -= run.columns;
+            row += run.pitch;
+        }
+    };
+    while (at < run.end) {
         SweepBatch<tensors, loads_in_flight, Span> batch = {};
-        int count = 0;
 #pragma unroll
         for (int k = 0; k < loads_in_flight; ++k) {
-            if (at + k * Tile::threads < run.end) {
+            while (at < run.end && span_of(row, column).count() == 0) {
+                advance();
+            }
+            if (at < run.end) {
                 batch.live = k + 1;
                 batch.spans[k] = span_of(row, column);
-                count += batch.spans[k].count();
 #pragma unroll
                 for (int t = 0; t < tensors; ++t) {
                     if (from[t] != nullptr) {
                         batch.packs[t][k] = load_from(from[t], batch.spans[k]);
                     }
                 }
-                column += columns;
-                row += far;
-                if (column >= run.columns) {
-                    column -= run.columns;
-                    row += run.pitch;
-                }
+                advance();
             }
         }
-        if (count > 0) {  // not if all of them are past the ends of their planes
+        if (batch.live > 0) {
             use(batch);
         }
     }
@@ -117,7 +123,9 @@ struct WarpResults {
     T* results;  // in shared memory, `count` long
 
     // Called once per channel, before gather().
-    static __device__ __forceinline__ void begin() { arrive(); }  // it has folded the results of the channel before
+    static __device__ __forceinline__ void begin() {
+        arrive();  // the first block has started, and has folded the results of the channel before
+    }
     // Calls fold() in the first warp of the first block when the results of all warps are there. The first lane of each
     // warp has its result. The whole cluster calls.
     template <typename Fold>

@@ -116,7 +116,7 @@ def batch_norm_cases(op: str) -> Iterator[Case]:
     one = {
         f"{label}, a block": channels[label] for label in ("planes at other places of a pack", "one cluster for all")
     }
-    # Of the first four packs of a thread, none has an element: only the last two planes reach into the last pack.
+    # A thread's first packs have no elements: of channel 0, only the last two planes reach into the last pack.
     one["a first batch past the ends"] = {"shape": (8, 3, 499), "dtype": "bfloat16"}
     yield from made("cluster", one, threads=64, cluster=1)
     yield from made("split", planes, threads=64, chunk=16)

@@ -300,7 +300,7 @@ class _ReducingChannels(_Reducing):
 
     @lazy
     def channel_packs(self) -> int:
-        """Packs of a channel of tensors that start at a multiple of 16 bytes."""
+        """Upper bound of the packs of a channel, if tensors start at multiples of 16 bytes."""
         pack, HxW = self.problem.pack, self.view.HxW
         return self.view.N * ceil_div(HxW if HxW % pack == 0 else HxW + pack - 1, pack)
 
@@ -326,6 +326,7 @@ class _ReducingChannels(_Reducing):
         """Whether most threads have a pack, or the tile is the smallest, and planes are whole packs or long."""
         threads, HxW, pack = self.tile.threads * self.tile.cluster, self.view.HxW, self.problem.pack
         busy = threads < 2 * self.channel_packs or threads == min(_CHANNELS["threads"])
+        busy = busy and self.channel_packs // threads <= LARGEST_CHUNK // (WARP * pack)  # as a warp of `split`
         return busy and (HxW % pack == 0 or HxW >= SHORT_RAGGED_PLANE * pack)
 
     @lazy

@@ -179,10 +179,32 @@ def test_one_row_of_results_needs_no_workspace(strategy: str, executor: Executor
 
 
 def test_a_thread_may_begin_with_packs_that_have_no_elements(executor: Executor) -> None:
-    """A plane of 499 elements touches up to 64 packs. Only the last two of eight planes reach into the last pack."""
+    """A plane of 499 elements touches up to 64 packs. Only the last two of eight of channel 0 do."""
     case = Case((8, 3, (499,)), "bfloat16")
     for kind in ("stats", "reduce"):
         case.right(kind, case.run(kind, executor, tile={**REDUCING["cluster"], "cluster": 1}), executor)
+
+
+def test_an_element_of_a_neighbour_is_no_centre(executor: Executor) -> None:
+    """The first pack of thread 2 has no element of channel 0, but one of channel 1 that overflows if it is squared."""
+    case = Case((44, 3, (7,)))
+    case.x[0, 1, 1] = 2.0**100
+    mean, invstd = map(executor.get, case.run("stats", executor, tile={**REDUCING["cluster"], "cluster": 1}))
+    exact = reference.batch_norm_stats(case.x)
+    for came, want in zip((mean, invstd), exact, strict=True):
+        np.testing.assert_allclose(came[::2], want[::2], rtol=1e-5, atol=1e-6)
+
+
+def test_the_largest_number_is_its_mean_if_the_first_lane_has_no_elements(executor: Executor) -> None:
+    """The first pack of the second block is one that its plane does not reach.
+
+    The largest number is the sum of its weighted parts only if they are relative to an element: rounded, they overflow.
+    """
+    case = Case((3, 3, (7,)))
+    case.x[:] = largest = np.finfo(np.float32).max
+    mean, invstd = map(executor.get, case.run("stats", executor, tile=REDUCING["cluster"]))
+    assert np.all(mean == largest)
+    assert np.all(np.abs(invstd * np.sqrt(np.float64(np.float32(1e-5))) - 1) <= 2e-7)
 
 
 @pytest.mark.parametrize("flags", list(itertools.product((True, False), repeat=3)))
