@@ -304,6 +304,13 @@ def _choice(
         yield from ((architecture, nvrtc, made, tile, TEXTS[0]) for made in hard)
 
 
+def builds_of(case: GateCase, problem: Problem, tile: Tile, kind: Text, architecture: str, nvrtc: Nvrtc) -> list[Build]:
+    """Return the builds of one text of all kernels that a tile launches for a problem."""
+    launches = {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values()
+    texts = [(launch, kernel_text(launch, problem, case.solver, tile, kind)) for launch in launches]
+    return [Build(case, tile, one.kernel, one.threads, kind, text, architecture, nvrtc) for one, text in texts]
+
+
 def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | None = None) -> list[Build]:
     """Return the builds of the gate.
 
@@ -319,9 +326,7 @@ def builds(nvrtcs: Sequence[Nvrtc], *, tiles: str = "choice", only: GateCase | N
     ring, found = pairs(nvrtcs), []
     for case in (each for each in cases() if only in (None, each)):
         for architecture, nvrtc, problem, tile, kind in _choice(case, ring, tiles):
-            for launch in {launch.kernel: launch for launch in case.solver.launches(problem, tile)}.values():
-                text = kernel_text(launch, problem, case.solver, tile, kind)
-                found.append(Build(case, tile, launch.kernel, launch.threads, kind, text, architecture, nvrtc))
+            found += builds_of(case, problem, tile, kind, architecture, nvrtc)
     return found
 
 

@@ -165,9 +165,7 @@ def test_the_generic_text_of_many_packs_does_not_spill(op: str, dtype: str, pack
     for architecture, version in (("sm_80", NVRTCS[0]), ("sm_90", NVRTCS[-1])):
         problem, tile = next(one for one in gate.accepted(case, architecture) if one[1].as_dict() == wanted)
         for posed in dict.fromkeys((problem, *gate._demanding_both(case, architecture, problem, tile))):
-            launch = case.solver.launches(posed, tile)[0]
-            code = sources.kernel_text(launch, posed, case.solver, tile)
-            found.append(Build(case, tile, launch.kernel, launch.threads, "generic", code, architecture, version))
+            found += gate.builds_of(case, posed, tile, "generic", architecture, version)
     assert faults(gate.run(found, threads=THREADS)) == ""
 
 
@@ -215,9 +213,7 @@ def test_batch_norm_gather_stats_does_not_spill_in_the_calls_of_its_divisions(dt
     case, found = GateCase("batch_norm_gather_stats", "column", dtype, "NCHW"), []
     for architecture, version in (("sm_80", NVRTCS[0]), ("sm_90", NVRTCS[-1]), ("sm_120", NVRTCS[0])):
         for problem, tile in gate.accepted(case, architecture):
-            launch = case.solver.launches(problem, tile)[0]
-            text = sources.kernel_text(launch, problem, case.solver, tile)
-            found.append(Build(case, tile, launch.kernel, launch.threads, "generic", text, architecture, version))
+            found += gate.builds_of(case, problem, tile, "generic", architecture, version)
     assert faults(gate.run(found, threads=THREADS)) == ""
 
 
@@ -230,9 +226,7 @@ def test_a_grid_without_an_activation_does_not_spill(dtype: str) -> None:
         problem, tile = gate.spread(case, architecture)[0]
         assert problem.activation is None
         for text in TEXTS:
-            for launch in {one.kernel: one for one in case.solver.launches(problem, tile)}.values():
-                code = sources.kernel_text(launch, problem, case.solver, tile, text)
-                found.append(Build(case, tile, launch.kernel, launch.threads, text, code, architecture, NVRTCS[-1]))
+            found += gate.builds_of(case, problem, tile, text, architecture, NVRTCS[-1])
     assert faults(gate.run(found, threads=THREADS)) == ""
 
 
@@ -261,8 +255,7 @@ def test_a_cluster_of_columns_with_many_packs_does_not_spill(
         launch = case.solver.launches(problem, tile)[0]
         assert launch.constants["packs_per_thread"] == packs
         for text in TEXTS:
-            code = sources.kernel_text(launch, problem, case.solver, tile, text)
-            found.append(Build(case, tile, launch.kernel, launch.threads, text, code, "sm_90", NVRTCS[-1]))
+            found += gate.builds_of(case, problem, tile, text, "sm_90", NVRTCS[-1])
     assert faults(gate.run(found, threads=THREADS)) == ""
 
 
