@@ -299,10 +299,15 @@ class _ReducingChannels(_Reducing):
         return 1
 
     @lazy
+    def most_packs(self) -> int:
+        """Upper bound of the packs of a channel, wherever tensors start."""
+        return self.view.N * ceil_div(self.view.HxW + self.problem.pack - 1, self.problem.pack)
+
+    @lazy
     def channel_packs(self) -> int:
         """Upper bound of the packs of a channel, if tensors start at multiples of 16 bytes."""
-        pack, HxW = self.problem.pack, self.view.HxW
-        return self.view.N * ceil_div(HxW if HxW % pack == 0 else HxW + pack - 1, pack)
+        whole = self.view.HxW % self.problem.pack == 0
+        return self.view.N * self.view.HxW // self.problem.pack if whole else self.most_packs
 
     @lazy
     def shared(self) -> int:
@@ -316,18 +321,17 @@ class _ReducingChannels(_Reducing):
             sentence = refuses_cluster_size(self.tile, device)
         if sentence is None and self.view.HxW > LARGEST_COUNT:
             sentence = f"HxW is {self.view.HxW}, expected planes of at most {LARGEST_COUNT} elements"
-        most = self.view.N * ceil_div(self.view.HxW + self.problem.pack - 1, self.problem.pack)
-        if sentence is None and most > LARGEST_COUNT:
-            sentence = f"a channel has up to {most} packs, expected at most {LARGEST_COUNT}"
+        if sentence is None and self.most_packs > LARGEST_COUNT:
+            sentence = f"a channel has up to {self.most_packs} packs, expected at most {LARGEST_COUNT}"
         return sentence or refuses_registers(FEWER_REGISTERS, self.tile, device)
 
     @lazy
     def worth(self) -> bool:
-        """Whether most threads have a pack, or the tile is the smallest, and planes are whole packs or long."""
-        threads, HxW, pack = self.tile.threads * self.tile.cluster, self.view.HxW, self.problem.pack
-        busy = threads < 2 * self.channel_packs or threads == min(_CHANNELS["threads"])
-        busy = busy and self.channel_packs // threads <= LARGEST_CHUNK // (WARP * pack)  # as a warp of `split`
-        return busy and (HxW % pack == 0 or HxW >= SHORT_RAGGED_PLANE * pack)
+        """Whether threads have enough packs and not too many, and planes are whole packs or long."""
+        threads, packs, pack = self.tile.threads * self.tile.cluster, self.channel_packs, self.problem.pack
+        enough = threads < 2 * packs or threads == min(_CHANNELS["threads"])
+        short = packs // threads <= LARGEST_CHUNK // (WARP * pack)  # the longest sum of a lane of `split`
+        return enough and short and (self.view.HxW % pack == 0 or self.view.HxW >= SHORT_RAGGED_PLANE * pack)
 
     @lazy
     def launches(self) -> tuple[Launch, ...]:
