@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -32,17 +33,56 @@ def gpu_missing() -> str | None:
     return None if cupy.cuda.is_available() else "CuPy sees no GPU"
 
 
+#: Why tests were left out, and how many for each reason.
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = Counter()
+
+
+def reason_to_leave_out(item: pytest.Item) -> str | None:
+    """Return why the options exclude a test, or None."""
+    option = item.config.getoption
+    if item.get_closest_marker("gpu"):
+        missing = gpu_missing() if option("--gpu") else "run with --gpu"
+        if missing is not None:
+            return f"needs a GPU: {missing}"
+    if item.get_closest_marker("long") and not option("--long"):
+        return "takes long: run with --long"
+    if item.get_closest_marker("sanitise") and not option("--sanitise"):
+        return "runs kernels under sanitisers: run with --sanitise"
+    return None
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            if not config.getoption("--gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a GPU: run with --gpu"))
-            elif (reason := gpu_missing()) is not None:
-                item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
-        if item.get_closest_marker("long") and not config.getoption("--long"):
-            item.add_marker(pytest.mark.skip(reason="long: run with --long"))
-        if item.get_closest_marker("sanitise") and not config.getoption("--sanitise"):
-            item.add_marker(pytest.mark.skip(reason="runs kernels under sanitisers: run with --sanitise"))
+    """Deselect the tests that the options exclude: there are thousands, and to skip each takes several seconds."""
+    reasons = [reason_to_leave_out(item) for item in items]
+    config.stash[LEFT_OUT].update(reason for reason in reasons if reason is not None)
+    out = [item for item, reason in zip(items, reasons, strict=True) if reason is not None]
+    items[:] = [item for item, reason in zip(items, reasons, strict=True) if reason is None]
+    if out:
+        config.hook.pytest_deselected(items=out)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the counts from a worker of pytest-xdist to the process that prints them."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of a worker. All workers collect the same tests."""
+    counts = getattr(node, "workeroutput", {}).get("left out", {})
+    node.config.stash[LEFT_OUT] = Counter(counts) | node.config.stash[LEFT_OUT]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print why tests were left out."""
+    for reason, count in config.stash[LEFT_OUT].most_common():
+        terminalreporter.write_line(f"LEFT OUT [{count}] {reason}")
 
 
 @pytest.fixture(autouse=True)

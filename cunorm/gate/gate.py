@@ -23,16 +23,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cunorm.core import settings
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
 from cunorm.core.problem import ITEMSIZE, Problem, accumulator, laid_out
-from cunorm.core.strategy import Strategy, Tile, ceil_div, main_launch
+from cunorm.core.strategy import Strategy, Tile, Tiling, ceil_div, main_launch
 from cunorm.core.terminal import with_bar
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
 from cunorm.jit.sources import TEXTS, Text, kernel_text
@@ -175,26 +175,46 @@ def device_of(architecture: str) -> Device:
     return next(device for device in KNOWN.values() if device.architecture == architecture)
 
 
+def _tiling_of(case: GateCase, tile: Tile) -> Tiling:
+    """The tiling of a tile for its problem."""
+    return case.solver.of(problem_for(case.op, case.strategy, case.dtype, case.layout, tile), tile)
+
+
+class _Legal(NamedTuple):
+    """A tile that refuses() accepts, with its problem, the kernel of its main launch, and its `demand`."""
+
+    problem: Problem
+    tile: Tile
+    kernel: str
+    demand: tuple[float, int]
+
+
 @functools.cache
-def _accepted(case: GateCase) -> dict[str, tuple[tuple[Problem, Tile], ...]]:
+def _legal(case: GateCase) -> dict[str, tuple[_Legal, ...]]:
     """The tiles of `accepted` per architecture. A tile's tiling computes most of its facts once for all of them."""
     devices = {architecture: device_of(architecture) for architecture in ARCHITECTURES}
-    found: dict[str, dict[tuple[tuple[str, Any], ...], tuple[Problem, Tile]]] = {name: {} for name in devices}
+    found: dict[str, dict[tuple[tuple[str, Any], ...], _Legal]] = {name: {} for name in devices}
     for tile in case.solver.tiles():
-        problem = problem_for(case.op, case.strategy, case.dtype, case.layout, tile)
-        tiling = case.solver.of(problem, tile)
+        tiling = _tiling_of(case, tile)
         able = [name for name, device in devices.items() if tiling.refuses(device) is None]
         if able:
-            fields = (item for item in tile.fields if item[0] in case.solver.constants)
-            compiled = (*fields, *main_launch(tiling.launches).constants.items())
+            main = main_launch(tiling.launches)
+            compiled = (*_compiled_fields(case, tile), *main.constants.items())
+            legal = _Legal(tiling.problem, tile, main.kernel, _demand(case, tiling))
             for name in able:
-                found[name].setdefault(compiled, (problem, tile))
+                found[name].setdefault(compiled, legal)
     return {name: tuple(taken.values()) for name, taken in found.items()}
 
 
 def accepted(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Tiles that refuses() accepts, each with a problem; of tiles that compile to the same constants only the first."""
-    return _accepted(case)[architecture]
+    return tuple((legal.problem, legal.tile) for legal in _legal(case)[architecture])
+
+
+def _has_tiles(case: GateCase) -> bool:
+    """Whether `accepted` has tiles on sm_90. It stops at the first: every test process asks this when it starts."""
+    device = device_of("sm_90")
+    return any(_tiling_of(case, tile).refuses(device) is None for tile in case.solver.tiles())
 
 
 @functools.cache
@@ -207,7 +227,24 @@ def cases() -> tuple[GateCase, ...]:
     for op in OPS.values():
         for strategy in (name for name, one in op.strategies.items() if one.kernels_of is None):
             found += [GateCase(op.name, strategy, dtype, layout) for dtype in ITEMSIZE for layout in op.layouts]
-    return tuple(case for case in found if accepted(case, "sm_90"))
+    return tuple(filter(_has_tiles, found))
+
+
+def _compiled_fields(case: GateCase, tile: Tile) -> list[tuple[str, Any]]:
+    """The tile's fields that are compile-time constants of the kernel."""
+    return [item for item in tile.fields if item[0] in case.solver.constants]
+
+
+def _demand(case: GateCase, tiling: Tiling) -> tuple[float, int]:
+    registers = max(launch.registers for launch in tiling.launches)
+    have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tiling.tile.threads
+    space = case.solver.space
+    # Words count by their position in the space: the first word counts most.
+    numbers = (
+        len(space[name]) - space[name].index(value) if isinstance(value, str) else value
+        for name, value in _compiled_fields(case, tiling.tile)
+    )
+    return registers / have, math.prod(numbers)
 
 
 def demand(case: GateCase, problem: Problem, tile: Tile) -> tuple[float, int]:
@@ -216,16 +253,7 @@ def demand(case: GateCase, problem: Problem, tile: Tile) -> tuple[float, int]:
     The product ranks tiles with equal ratios, for instance of kernels with a fixed number of registers: the kernel
     unrolls more with a larger product.
     """
-    registers = max(launch.registers for launch in case.solver.launches(problem, tile))
-    have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tile.threads
-    space = case.solver.space
-    # Words count by their position in the space: the first word counts most.
-    numbers = (
-        len(space[name]) - space[name].index(value) if isinstance(value, str) else value
-        for name, value in tile.fields
-        if name in case.solver.constants
-    )
-    return registers / have, math.prod(numbers)
+    return _demand(case, case.solver.of(problem, tile))
 
 
 def _kernel(case: GateCase, problem: Problem, tile: Tile) -> str:
@@ -233,14 +261,15 @@ def _kernel(case: GateCase, problem: Problem, tile: Tile) -> str:
     return main_launch(case.solver.launches(problem, tile)).kernel
 
 
+@functools.cache
 def spread(case: GateCase, architecture: str) -> tuple[tuple[Problem, Tile], ...]:
     """Return tiles at five ranks of demand (0, 1/4, 1/2, 3/4 and 1), and the most demanding tile of each kernel."""
-    ranked = sorted(accepted(case, architecture), key=lambda pair: demand(case, *pair), reverse=True)
+    ranked = sorted(_legal(case)[architecture], key=lambda legal: legal.demand, reverse=True)
     if not ranked:
         return ()
-    first = {_kernel(case, *ranked[index]): index for index in reversed(range(len(ranked)))}
+    first = {ranked[index].kernel: index for index in reversed(range(len(ranked)))}
     taken = {round((len(ranked) - 1) * part / 4) for part in range(5)} | {*first.values()}
-    return tuple(ranked[index] for index in sorted(taken))
+    return tuple((ranked[index].problem, ranked[index].tile) for index in sorted(taken))
 
 
 def pairs(nvrtcs: Sequence[Nvrtc]) -> list[tuple[str, Nvrtc]]:
@@ -275,9 +304,10 @@ def _choice(
     """The selected architectures, NVRTCs, problems, tiles and texts of a case."""
     ring = [pair for pair in ring if accepted(case, pair[0])]
     if tiles != "choice":
-        several = {"spread": spread, "all": accepted}[tiles]
+        chosen: dict[str, Callable[[GateCase, str], tuple[tuple[Problem, Tile], ...]]]
+        chosen = {"spread": spread, "all": accepted}
         for pair in ring:
-            for problem, tile in several(case, pair[0]):
+            for problem, tile in chosen[tiles](case, pair[0]):
                 posed = dict.fromkeys((problem, *_demanding_both(case, pair[0], problem, tile)))
                 yield from ((*pair, each, tile, text) for each in posed for text in TEXTS)
         return

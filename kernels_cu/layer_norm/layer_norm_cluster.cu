@@ -14,7 +14,7 @@
 // from about 16 thousand to 128 thousand elements. It also wins if few rows would leave blocks idle. Requires sm_90.
 #include "partition/forward_rows.cuh"
 
-extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, resident_blocks)
+extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, resident_blocks(Tile::cluster))
     layer_norm_cluster(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                        long long rows, long long length, long long teams, double eps, const data_t* residual,
                        data_t* h) {

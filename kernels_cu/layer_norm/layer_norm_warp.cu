@@ -11,7 +11,7 @@
 // thousand elements.
 #include "partition/forward_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, resident_blocks)
+extern "C" __global__ void __launch_bounds__(Tile::threads, resident_blocks(1))
     layer_norm_warp(const data_t* x, const gamma_t* gamma, const beta_t* beta, y_t* y, acc_t* mean, acc_t* rstd,
                     long long rows, long long length, long long teams, double eps, const data_t* residual, data_t* h) {
     const NormalisedRows<WithMean> normalised = {

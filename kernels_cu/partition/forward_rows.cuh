@@ -18,12 +18,16 @@
 #include "common/text.cuh"
 #include "partition/team.cuh"
 
-// Blocks per multiprocessor in the launch bounds. Tile::resident_blocks follows from the registers of the specialised
-// text. The generic text also holds predicates of elements and parts of addresses. From five packs on it does not spill
-// them with three quarters of the blocks, or with half of them if there are more than eight.
-constexpr bool few_packs = Tile::packs_per_thread * (Tile::addend ? 2 : 1) <= 4;
-constexpr int quarters = is_specialised || few_packs ? 4 : Tile::packs_per_thread <= 8 ? 3 : 2;
-constexpr int resident_blocks = Tile::resident_blocks == 1 ? 1 : Tile::resident_blocks * quarters / 4;
+// Blocks per multiprocessor in the launch bounds of a kernel with `cluster` blocks per row. Tile::resident_blocks follows
+// from the registers of the specialised text. The generic text also holds predicates of elements and parts of addresses,
+// and in a cluster the addresses of other blocks' sums. It does not spill them with three quarters of the blocks if there
+// are more than four packs, and with half of the blocks in a cluster or if there are more than eight packs.
+constexpr int resident_blocks(int cluster) {
+    const bool few_packs = Tile::packs_per_thread * (Tile::addend ? 2 : 1) <= 4;
+    const int generic_quarters = cluster > 1 || Tile::packs_per_thread > 8 ? 2 : few_packs ? 4 : 3;
+    const int quarters = is_specialised ? 4 : generic_quarters;
+    return Tile::resident_blocks == 1 ? 1 : Tile::resident_blocks * quarters / 4;
+}
 
 // Whether the teams of a block share parameters. Teams of several groups do not: sharing would save little if a team
 // has many rows.
@@ -55,12 +59,14 @@ __device__ __forceinline__ void copy_parameter(const T* array, const Run<lanes, 
 }
 
 // The parameters of a lane's columns. They stay in registers in their storage type; if they need more than
-// Tile::most_parameter_bytes, they are loaded again for every row.
+// Tile::most_parameter_bytes, or a share of it, they are loaded again for every row.
 template <typename T, int lanes, int blocks, bool grouped>
 struct RowParameters {
     static constexpr bool shares = teams_share<lanes, blocks, grouped>;
+    // In a cluster the generic text of a loop that reads ahead has registers for half as many parameters.
+    static constexpr int share = blocks > 1 && Tile::reads_ahead && !is_specialised ? 2 : 1;
     static constexpr bool resident =
-        Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= Tile::most_parameter_bytes;
+        Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= Tile::most_parameter_bytes / share;
     const T* array;
     const Pack<T>* shared;  // the columns of the array in shared memory, if the teams share it
     acc_t absent;           // value if `array` is null

@@ -14,7 +14,7 @@
 // one block stores, the next one loads. Each block then loads gamma, mostly from the L1 cache.
 #include "partition/forward_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, resident_blocks)
+extern "C" __global__ void __launch_bounds__(Tile::threads, resident_blocks(1))
     rms_norm_block(const data_t* x, const gamma_t* gamma, const data_t* residual, y_t* y, acc_t* rstd, data_t* h,
                    long long rows, long long length, long long teams, double eps, double gamma_offset) {
     const NormalisedRows<WithoutMean> normalised = {

@@ -16,7 +16,7 @@
 // elements. It also wins if few rows would leave blocks idle. Requires sm_90.
 #include "partition/forward_rows.cuh"
 
-extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, resident_blocks)
+extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, resident_blocks(Tile::cluster))
     rms_norm_cluster(const data_t* x, const gamma_t* gamma, const data_t* residual, y_t* y, acc_t* rstd, data_t* h,
                      long long rows, long long length, long long teams, double eps, double gamma_offset) {
     const NormalisedRows<WithoutMean> normalised = {

@@ -134,12 +134,13 @@ def test_names_of_trace_files(tmp_path: Path) -> None:
 def test_names_of_cache_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each folder is used, or the error message names the variable.
 
-    The test replaces the compiler by a copy of a finished build, to be fast.
+    The test replaces the compiler by a copy of a finished build, to be fast. Nothing is linked to the copy.
     """
     cpu_kernel._kernels.clear()
     build = shutil.copytree(executor.compile(TEXT, "one").path.parent, tmp_path / "build")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(cxx, "shared_object", lambda *a: shutil.copy(build / "kernel.so", a[6] / a[1]))
+    monkeypatch.setattr(cxx, "object_file", lambda *a: (a[5] / a[1]).write_bytes(b"the runtime"))
     (tmp_path / "here").mkdir(0o700)
     monkeypatch.chdir(tmp_path / "here")
     used = 0

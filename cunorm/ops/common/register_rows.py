@@ -229,8 +229,9 @@ class WarpRows(Tiling):
             return base + added + passing + packs * (of_pack + many)
         if sums_in_registers:
             of_pack += problem.pack * problem.row_sums // 4
-        # Additional registers, in pairs, for the sums of several warps.
-        pairs = 12 if problem.dtype == "float64" and not self.of_warp else 0
+        # Additional registers, in pairs, for the sums of several warps; in a cluster also for the places of many packs.
+        places = 8 if self.slices > 1 and problem.has_mean and packs >= 8 else 0
+        pairs = 12 + places if problem.dtype == "float64" and not self.of_warp else 0
         current = self._staging_registers(sums_in_registers) if self.staged else 0
         return 32 + added + pairs + passing + current + 2 * widened + packs * of_pack
 
