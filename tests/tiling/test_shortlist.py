@@ -74,7 +74,7 @@ def beside(maker: ModuleType, cases: list[Any]) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("share", "number"), [(12, 30), pytest.param(1, 800, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("share", "number"), [(8, 30), pytest.param(1, 800, marks=pytest.mark.long)])
 @pytest.mark.parametrize("op", LISTED)
 def test_other_problems_get_a_tile_within_2_percent_of_the_default(
     op: str, share: int, number: int, maker: ModuleType

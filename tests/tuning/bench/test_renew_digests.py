@@ -82,10 +82,10 @@ def test_times_of_the_same_specialised_kernels_are_renewed(script: ModuleType, t
     old, new = checkout(tmp_path / "old"), checkout(tmp_path / "new")
     stored = json.loads((new / "benchmarks/results/times.jsonl").read_text().splitlines()[2])
     kernel = new / f"kernels_cu/rms_norm/rms_norm_{stored['tile']['strategy']}.cu"
-    edit(kernel, "threads, resident_blocks)", "threads, resident_blocks + !is_specialised)")
+    edit(kernel, "threads, resident_blocks(", "threads, !is_specialised + resident_blocks(")
     made, changed = script.renewals(old, new)
     assert ([*made], changed) == ([stored["kernel"]], 0)
-    edit(kernel, "+ !is_specialised", "+ 1")
+    edit(kernel, "!is_specialised +", "1 +")
     assert script.renewals(old, new) == ({}, 1)
 
 
