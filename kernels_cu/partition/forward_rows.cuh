@@ -59,14 +59,14 @@ __device__ __forceinline__ void copy_parameter(const T* array, const Run<lanes, 
 }
 
 // The parameters of a lane's columns. They stay in registers in their storage type; if they need more than
-// Tile::most_parameter_bytes, or a share of it, they are loaded again for every row.
+// `most_bytes`, they are loaded again for every row.
 template <typename T, int lanes, int blocks, bool grouped>
 struct RowParameters {
     static constexpr bool shares = teams_share<lanes, blocks, grouped>;
     // In a cluster the generic text of a loop that reads ahead has registers for half as many parameters.
-    static constexpr int share = blocks > 1 && Tile::reads_ahead && !is_specialised ? 2 : 1;
-    static constexpr bool resident =
-        Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= Tile::most_parameter_bytes / share;
+    static constexpr int most_bytes =
+        Tile::most_parameter_bytes / (blocks > 1 && Tile::reads_ahead && !is_specialised ? 2 : 1);
+    static constexpr bool resident = Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
     const T* array;
     const Pack<T>* shared;  // the columns of the array in shared memory, if the teams share it
     acc_t absent;           // value if `array` is null
