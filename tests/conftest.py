@@ -58,12 +58,11 @@ def reason_to_leave_out(item: pytest.Item) -> str | None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests that the options exclude: there are thousands, and to skip each takes several seconds."""
-    reasons = [reason_to_leave_out(item) for item in items]
-    config.stash[LEFT_OUT].update(reason for reason in reasons if reason is not None)
-    out = [item for item, reason in zip(items, reasons, strict=True) if reason is not None]
-    items[:] = [item for item, reason in zip(items, reasons, strict=True) if reason is None]
-    if out:
-        config.hook.pytest_deselected(items=out)
+    reasons = {item: reason for item in items if (reason := reason_to_leave_out(item)) is not None}
+    config.stash[LEFT_OUT].update(reasons.values())
+    items[:] = [item for item in items if item not in reasons]
+    if reasons:
+        config.hook.pytest_deselected(items=[*reasons])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

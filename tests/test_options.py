@@ -31,7 +31,7 @@ def test_a_missing_gpu_is_the_reason_if_the_option_is_given(monkeypatch: pytest.
     assert conftest.reason_to_leave_out(item_of("long", given=True)) is None
 
 
-def test_the_counts_of_the_workers_are_not_added_up(request: pytest.FixtureRequest) -> None:
+def test_the_counts_of_the_workers_are_not_added_up() -> None:
     """All workers collect the same tests. One that ended early has sent fewer counts, or none."""
     stash = pytest.Stash()
     stash[conftest.LEFT_OUT] = Counter()

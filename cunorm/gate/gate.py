@@ -200,7 +200,7 @@ def _legal(case: GateCase) -> dict[str, tuple[_Legal, ...]]:
         if able:
             main = main_launch(tiling.launches)
             compiled = (*_compiled_fields(case, tile), *main.constants.items())
-            legal = _Legal(tiling.problem, tile, main.kernel, _demand(case, tiling))
+            legal = _Legal(tiling.problem, tile, main.kernel, demand(case, tiling))
             for name in able:
                 found[name].setdefault(compiled, legal)
     return {name: tuple(taken.values()) for name, taken in found.items()}
@@ -235,7 +235,12 @@ def _compiled_fields(case: GateCase, tile: Tile) -> list[tuple[str, Any]]:
     return [item for item in tile.fields if item[0] in case.solver.constants]
 
 
-def _demand(case: GateCase, tiling: Tiling) -> tuple[float, int]:
+def demand(case: GateCase, tiling: Tiling) -> tuple[float, int]:
+    """Return the formula's registers over the available ones, and the product of the kernel's compile-time fields.
+
+    The product ranks tiles with equal ratios, for instance of kernels with a fixed number of registers: the kernel
+    unrolls more with a larger product.
+    """
     registers = max(launch.registers for launch in tiling.launches)
     have = 255 if case.strategy == "warp" else LAUNCHABLE_REGISTERS / tiling.tile.threads
     space = case.solver.space
@@ -245,15 +250,6 @@ def _demand(case: GateCase, tiling: Tiling) -> tuple[float, int]:
         for name, value in _compiled_fields(case, tiling.tile)
     )
     return registers / have, math.prod(numbers)
-
-
-def demand(case: GateCase, problem: Problem, tile: Tile) -> tuple[float, int]:
-    """Return the formula's registers over the available ones, and the product of the kernel's compile-time fields.
-
-    The product ranks tiles with equal ratios, for instance of kernels with a fixed number of registers: the kernel
-    unrolls more with a larger product.
-    """
-    return _demand(case, case.solver.of(problem, tile))
 
 
 def _kernel(case: GateCase, problem: Problem, tile: Tile) -> str:

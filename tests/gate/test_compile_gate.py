@@ -390,8 +390,8 @@ def test_the_choice_compiles_every_strategy_for_every_pair() -> None:
         assert most
         met.setdefault((case.op, case.strategy, case.layout, ITEMSIZE[case.dtype]), set()).update(most)
         others += len({build.tile for build in of_it} - set(worst.values()))
-        ranked = [gate.demand(case, *taken) for taken in gate.accepted(case, "sm_90")]
-        spread = [gate.demand(case, *taken) for taken in gate.spread(case, "sm_90")]
+        ranked = [gate.demand(case, case.solver.of(*taken)) for taken in gate.accepted(case, "sm_90")]
+        spread = [gate.demand(case, case.solver.of(*taken)) for taken in gate.spread(case, "sm_90")]
         assert (spread[0], spread[-1]) == (max(ranked), min(ranked))
         main = {gate._kernel(case, *taken) for taken in gate.accepted(case, "sm_90")}
         assert main == {gate._kernel(case, *taken) for taken in gate.spread(case, "sm_90")}
