@@ -294,6 +294,11 @@ def _demanding_both(case: GateCase, architecture: str, problem: Problem, tile: T
     return tuple(dict.fromkeys(found))
 
 
+def problems_of(case: GateCase, architecture: str, problem: Problem, tile: Tile) -> tuple[Problem, ...]:
+    """Return the problems for which a tile of the spread is compiled: its own, and those of the most registers."""
+    return tuple(dict.fromkeys((problem, *_demanding_both(case, architecture, problem, tile))))
+
+
 def _choice(
     case: GateCase, ring: Sequence[tuple[str, Nvrtc]], tiles: str
 ) -> Iterator[tuple[str, Nvrtc, Problem, Tile, Text]]:
@@ -304,7 +309,7 @@ def _choice(
         chosen = {"spread": spread, "all": accepted}
         for pair in ring:
             for problem, tile in chosen[tiles](case, pair[0]):
-                posed = dict.fromkeys((problem, *_demanding_both(case, pair[0], problem, tile)))
+                posed = problems_of(case, pair[0], problem, tile)
                 yield from ((*pair, each, tile, text) for each in posed for text in TEXTS)
         return
     # Cases are counted per op and strategy, so that the dtypes of a strategy together cover every pair.

@@ -4,14 +4,17 @@
 // A thread copies the packs of its column to shared memory. Many of its copies are in flight while it uses the packs
 // that have arrived. It reads only packs that it has copied, so that no barrier is needed.
 #include "common/async.cuh"
+#include "common/text.cuh"
 #include "partition/sweep.cuh"
 
 template <int tensors>
 struct KeptSweep : sweep_t {
-    // Batches whose copies are in flight. Fewer would not hide the latency of memory if a block has 256 threads.
-    static constexpr int ahead = 8;
-    // Packs of each tensor that a thread loads from shared memory at a time.
-    static constexpr int loads(int) { return tensors == 1 ? 3 : 2; }
+    // Packs of each tensor that a thread loads from shared memory at a time. The sizes of a problem occupy registers in
+    // the generic text: with two packs of two tensors, the compiler would spill some of them.
+    static constexpr int at_once = tensors == 1 ? 3 : is_specialised ? 2 : 1;
+    // Batches whose copies are in flight. Fewer packs would not hide the latency of memory if a block has 256 threads.
+    static constexpr int ahead = (tensors == 1 ? 24 : 16) / at_once;
+    static constexpr int loads(int) { return at_once; }
     Pack<data_t>* own;  // the thread's first pack in shared memory [tensors, rows of a piece, columns]
     int tensor_packs;   // packs of a piece
     int step_packs;     // packs between two packs of the thread

@@ -168,26 +168,34 @@ def in_clusters(packs: int, teams: int, threads: int) -> Tile:
     return Tile("cluster", packs_per_thread=packs, rows_per_team=2, **sizes)
 
 
-#: Tiles of rows, and the architecture and the NVRTC with which their generic text once spilled.
+def kept_on_chip(threads: int) -> Tile:
+    return Tile("grid", chunk=64, groups=4, keep="shared", prefetch_tiles=1, threads=threads)
+
+
+#: Tiles, and the architecture and the NVRTC with which their generic text once spilled.
 GENERIC_SPILLS = [
-    ("layer_norm", "bfloat16", in_warps(12, rows=1), "sm_80", 0),
-    ("layer_norm", "float32", in_warps(6, rows=2), "sm_80", 0),
-    ("rms_norm", "float64", in_warps(8, rows=2), "sm_80", 0),
-    ("layer_norm", "bfloat16", in_clusters(2, teams=2, threads=256), "sm_120", 0),
-    ("layer_norm", "bfloat16", in_clusters(4, teams=1, threads=512), "sm_120", -1),
-    ("rms_norm", "bfloat16", in_clusters(4, teams=2, threads=384), "sm_120", 0),
+    ("layer_norm", "bfloat16", "NCHW", in_warps(12, rows=1), "sm_80", 0),
+    ("layer_norm", "float32", "NCHW", in_warps(6, rows=2), "sm_80", 0),
+    ("rms_norm", "float64", "NCHW", in_warps(8, rows=2), "sm_80", 0),
+    ("layer_norm", "bfloat16", "NCHW", in_clusters(2, teams=2, threads=256), "sm_120", 0),
+    ("layer_norm", "bfloat16", "NCHW", in_clusters(4, teams=1, threads=512), "sm_120", -1),
+    ("rms_norm", "bfloat16", "NCHW", in_clusters(4, teams=2, threads=384), "sm_120", 0),
+    ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=128), "sm_120", 0),
+    ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=512), "sm_120", 0),
 ]
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("op", "dtype", "tile", "architecture", "which"), GENERIC_SPILLS)
-def test_the_generic_text_of_rows_does_not_spill(
-    op: str, dtype: str, tile: Tile, architecture: str, which: int
+@pytest.mark.parametrize(("op", "dtype", "layout", "tile", "architecture", "which"), GENERIC_SPILLS)
+def test_the_generic_text_does_not_spill(
+    op: str, dtype: str, layout: str, tile: Tile, architecture: str, which: int
 ) -> None:
-    """It holds predicates of elements and parts of addresses. The specialised text of whole packs does not."""
-    case = GateCase(op, tile.strategy, dtype, "NCHW")
+    """It holds sizes, predicates and parts of addresses, which are constants of the specialised text."""
+    case = GateCase(op, tile.strategy, dtype, layout)
     problem, accepted = next(one for one in gate.accepted(case, architecture) if one[1].as_dict() == tile.as_dict())
-    found = gate.builds_of(case, problem, accepted, "generic", architecture, NVRTCS[which])
+    posed = gate.problems_of(case, architecture, problem, accepted)
+    compiler = (architecture, NVRTCS[which])
+    found = [build for one in posed for build in gate.builds_of(case, one, accepted, "generic", *compiler)]
     assert faults(gate.run(found, threads=THREADS)) == ""
 
 
