@@ -156,8 +156,9 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
     stack does not compile.
 
     In the checked build the compiler inserts a call to the runtime before every memory access of a kernel: the calls of
-    the thread sanitiser, without its library. With ``-fno-tree-sra`` structs are copied as a whole, as on a GPU. zig
-    adds sanitisers to ``-Og``.
+    the thread sanitiser, without its library. With ``-fno-tree-sra`` structs are copied as a whole, as on a GPU. Then
+    these calls check alignment too. clang splits structs and has its sanitiser of alignment. zig adds sanitisers to
+    ``-Og``.
 
     The sanitised build is not optimised. It compiles in half the time, and no undefined behaviour is optimised away
     before it is detected.
@@ -169,12 +170,12 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
         "-O1" if clang else "-Og",
         "-g1",
         "-fsanitize=thread",
-        "-fsanitize=alignment,integer-divide-by-zero",
+        "-fsanitize=integer-divide-by-zero",
     )
     # clang calls a hook for every atomic operation, even in functions without instrumentation. g++ does not.
     unused = ("func-entry-exit", "atomics")
     of_clang = tuple(word for name in unused for word in ("-mllvm", f"-tsan-instrument-{name}=0"))
-    hooks += of_clang if clang else ("-fno-tree-sra",)
+    hooks += ("-fsanitize=alignment", *of_clang) if clang else ("-fno-tree-sra",)
     plain = ("-O1",) if clang else ("-Og", "-ftree-sra", "-finline-functions-called-once")
     of_kernels = {"plain": plain, "checked": hooks, "sanitised": ("-O0", "-g1", *SANITISERS)}
     fast = dict.fromkeys(("plain", "checked"), ("-O2",))

@@ -29,7 +29,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads)
         shared[thread] = value;
         __syncthreads();
         if (thread == 5) {
-            value = reinterpret_cast<Pack<float>*>(shared + (breaks ? 2 : 4))->get(1);  // rule 5: misaligned pack read
+            const Pack<float>* const packs = reinterpret_cast<Pack<float>*>(shared + (breaks ? 2 : 4));
+            const Pack<float> whole = *packs;  // rule 5: misaligned pack read
+            value = whole.get(1);
         }
     }
     if (kind == 6) {
