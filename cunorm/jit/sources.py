@@ -85,6 +85,7 @@ def _expand(kernel: str) -> str:
     return "\n".join(lines_of(place_of(kernel), next(brought, None) or read(place_of(kernel)))) + "\n"
 
 
+@functools.cache  # a search takes longer than the rest of a specialised text
 def _declaration(kernel: str, entry: str, text: str) -> re.Match[str]:
     """Find a kernel in its text, from its name to the opening brace; group 1 is the list of parameters."""
     found = re.search(rf"\b{entry}\(([^()]*)\)\s*\{{", text)

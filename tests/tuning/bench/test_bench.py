@@ -21,6 +21,7 @@ from cunorm.tuning.bench.bench import WRONG, bench_problem
 from cunorm.tuning.bench.clock import RehearsalClock
 from cunorm.tuning.bench.peers import PEERS, NotOffered, Peer
 from cunorm.tuning.bench.result import DEFAULT, TABLE, Contender, DeviceLostError, Outcome, Spread
+from cunorm.tuning.problems import workloads
 from cunorm.tuning.verify.inputs import inputs_of
 from cunorm.tuning.verify.oracle import expected
 
@@ -574,6 +575,7 @@ def test_the_problems_after_one_that_does_not_fit_are_run(tmp_path: Path, monkey
         return Outcome(problem, [Contender(DEFAULT, "rehearsed", "", 0.0)], 10**9)
 
     monkeypatch.setattr(command, "bench_problem", once)
+    monkeypatch.setitem(workloads.GROUP_NORM, "mlp", ((64, 32, 1, 8), (32, 64, 1, 16)))
     given = ["bench", "--workload", "mlp", "--rehearse", "--peers", "torch", "--json", str(file), "--quiet"]
     assert cli.main(given) == 1
     found = json.loads(file.read_text(encoding="utf-8"))
