@@ -6,6 +6,7 @@ The fixture ``driver`` in conftest.py passes it to a test. The test is skipped i
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import pytest
 import cunorm
 from cunorm.executors import gpu
 from cunorm.jit import cubins, sources
+from cunorm.runtime.specialised import builder
 from tests.support.problems import fake_cupy, forget_calls
 
 FACTS = {
@@ -166,8 +168,18 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:  # noqa: C90
     _forget()
     with tempfile.TemporaryDirectory() as folder:  # a real GPU must never find this machine code
         monkeypatch.setattr(cubins, "_folder", lambda: Path(folder))
-        yield notes
+        try:
+            yield notes
+        finally:
+            _finish_builds()
     _forget()
+
+
+def _finish_builds() -> None:
+    """Wait until the thread that compiles specialised kernels has no more jobs: they write to the folder."""
+    done = threading.Event()
+    builder().submit(done.set)
+    assert done.wait(60)
 
 
 def _forget() -> None:
