@@ -2,6 +2,7 @@
 // `block` (one team per block) and `cluster` (one team per cluster). x, y: (N, C, HxW). gamma, beta: (C) or null. mean, rstd: (N, groups).
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
+#include "common/text.cuh"
 #include "partition/team.cuh"
 
 constexpr bool stores_last = are_few_packs(Tile::packs_per_thread * (is_wide<y_t> ? 2 : 1));
@@ -33,8 +34,9 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         Pack<data_t> held[Tile::packs_per_thread];
         run.load_from(x, held);
         const long long first_channel = item % groups * channels;  // 64-bit division, overlaps with the loads above
-        const gamma_t* const own_gamma = from_index(gamma, first_channel);
-        const beta_t* const own_beta = from_index(beta, first_channel);
+        // The sums of the generic text leave no registers for these pointers.
+        const gamma_t* own_gamma = is_specialised ? from_index(gamma, first_channel) : nullptr;
+        const beta_t* own_beta = is_specialised ? from_index(beta, first_channel) : nullptr;
         const Statistics found = run_statistics(team, run, run.centre(x), held, length, eps);
         if (run.length == 0) {
             continue;
@@ -42,6 +44,10 @@ __device__ __forceinline__ void normalise_groups(const data_t* x, const gamma_t*
         if (team.rank() == 0 && team.lane() == 0) {
             store(mean, item, found.mean);
             store(rstd, item, found.rstd);
+        }
+        if (!is_specialised) {
+            own_gamma = from_index(gamma, first_channel);
+            own_beta = from_index(beta, first_channel);
         }
         if (HxW == 1 && blocks == 1) {  // neighbouring elements are channels, and their parameters are contiguous
             const auto packs_of = [&](const auto* array, int k, acc_t absent) {

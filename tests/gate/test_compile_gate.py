@@ -168,6 +168,10 @@ def in_clusters(packs: int, teams: int, threads: int) -> Tile:
     return Tile("cluster", packs_per_thread=packs, rows_per_team=2, **sizes)
 
 
+def in_registers(packs: int, threads: int) -> Tile:
+    return Tile("block", groups=1, load="registers", packs_per_thread=packs, stages=1, threads=threads)
+
+
 def kept_on_chip(threads: int) -> Tile:
     return Tile("grid", chunk=64, groups=4, keep="shared", prefetch_tiles=1, threads=threads)
 
@@ -180,6 +184,7 @@ GENERIC_SPILLS = [
     ("layer_norm", "bfloat16", "NCHW", in_clusters(2, teams=2, threads=256), "sm_120", 0),
     ("layer_norm", "bfloat16", "NCHW", in_clusters(4, teams=1, threads=512), "sm_120", -1),
     ("rms_norm", "bfloat16", "NCHW", in_clusters(4, teams=2, threads=384), "sm_120", 0),
+    ("group_norm", "bfloat16", "NCHW", in_registers(packs=8, threads=512), "sm_120", -1),
     ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=128), "sm_120", 0),
     ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=512), "sm_120", 0),
 ]
