@@ -376,12 +376,20 @@ def _mains(document: dict[str, Any]) -> Iterator[tuple[list[float], list[float]]
 
 
 def checked() -> dict[str, Any]:
-    """How far predicted times are from measured ones, and the model's choices from the fastest measured tiles.
+    """How far predicted times are from measured ones, and the model's choices from the fastest tiles, by device.
 
     A problem's choice is the tile that the model prefers among the measured ones. The default may be another tile.
     """
-    agreement, choice, strategies, facts = {}, {}, defaultdict(list), {}
+    by_device: dict[str, list[tuple[Problem, dict[str, Any]]]] = defaultdict(list)
     for problem, raw in measured():
+        by_device[raw["device"]["name"]].append((problem, raw))
+    return {name: _checked_on(found) for name, found in sorted(by_device.items())}
+
+
+def _checked_on(measured: Sequence[tuple[Problem, dict[str, Any]]]) -> dict[str, Any]:
+    """The same on one device."""
+    agreement, choice, strategies = {}, {}, defaultdict(list)
+    for problem, raw in measured:
         device, timings, known = device_of(raw), timings_of(raw), OPS[problem.op].strategies
         made = [costmodel.evaluated(problem, known[tile.strategy], tile, device) for tile in timings]
         found = [one for one in made if one is not None]
@@ -395,12 +403,12 @@ def checked() -> dict[str, Any]:
         agreement[key_of(problem)] = times
         fastest = min(timings.values(), key=lambda timing: timing.seconds)
         choice[key_of(problem)] = [times[1], round(1e6 * fastest.seconds, 2)]
-        facts = {"device": device.name, "dtype": problem.dtype}
     ratios = {
         name: [len(found), *(round(float(one), 2) for one in np.quantile(found, (0.25, 0.5, 0.75)))]
         for name, found in sorted(strategies.items())
     }
-    return {**facts, "predicted_over_measured": ratios, "chosen": agreement, "chosen_and_fastest": choice}
+    dtypes = sorted({problem.dtype for problem, _ in measured})
+    return {"dtypes": dtypes, "predicted_over_measured": ratios, "chosen": agreement, "chosen_and_fastest": choice}
 
 
 def check(_: argparse.Namespace) -> None:

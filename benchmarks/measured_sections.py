@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cunorm.tuning.bench.result import geometric_mean, own_of
@@ -81,13 +81,13 @@ def _met(met: bool) -> str:
     return "met" if met else "**not met**"
 
 
-def goals_section(documents: Sequence[Mapping[str, Any]], host: Mapping[str, Any] | None) -> list[str]:
-    """The goals beside what was measured, and why the large backwards that miss theirs do."""
+def goals_section(device: str, documents: Sequence[Mapping[str, Any]], host: Mapping[str, Any] | None) -> list[str]:
+    """The goals beside what was measured on one device, and why the large backwards that miss theirs do."""
     rows = [*_rows(documents)]
     shares = {name: share for name, _, _, _, share, _ in rows}
     large = sorted((row for row in rows if "backward" in row[1] and row[3] > LARGE), key=lambda row: row[4])
     good = sum(row[4] >= LARGE_SHARE for row in large)
-    lines = ["## Goals\n", "| goal | measured | |", "|---|---|---|"]
+    lines = [f"## Goals, {device}\n", "| goal | measured | |", "|---|---|---|"]
 
     def line(goal: str, found: str, met: bool) -> None:
         lines.append(f"| {goal} | {found} | {_met(met)} |")
@@ -118,14 +118,14 @@ def goals_section(documents: Sequence[Mapping[str, Any]], host: Mapping[str, Any
     if host is not None:
         most = max(times["plan - launches"]["median_us"] for times in host["results"].values())
         line(f"a plan's call: {PLAN_US:.0f} us above the bare launches at most", f"{most:.1f} us", most <= PLAN_US)
-    return [*lines, "", *_far_off(large)]
+    return [*lines, "", *_far_off(device, large)]
 
 
 def _assumed(reason: str) -> bool:
     return reason.startswith("assumed")
 
 
-def _far_off(large: Sequence[Row]) -> list[str]:
+def _far_off(device: str, large: Sequence[Row]) -> list[str]:
     """The large backwards that are far from the copy's bandwidth, by what keeps their time up."""
     by_reason: dict[str, list[str]] = {}
     for name, op, layout, nbytes, share, strategy in large:
@@ -134,7 +134,7 @@ def _far_off(large: Sequence[Row]) -> list[str]:
             by_reason.setdefault(REASONS.get((op, layout, strategy), "not known"), []).append(line)
     unless = ", apart from those that begin with *Assumed*" if any(map(_assumed, by_reason)) else ""
     lines = [
-        f"## Large backwards below {LARGE_SHARE:.0%}, and what keeps their time up\n",
+        f"### Large backwards below {LARGE_SHARE:.0%}, and what keeps their time up\n",
         f"The reasons are from the [profiles and stage times](measured-kernels.md) of such kernels{unless}.\n",
     ]
     for reason, rows in by_reason.items():
@@ -143,14 +143,22 @@ def _far_off(large: Sequence[Row]) -> list[str]:
     return lines if by_reason else []
 
 
-def host_page(document: Mapping[str, Any]) -> list[str]:
-    """The host's time of a call."""
+def host_page(documents: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The host's time of a call, on each device."""
     lines = [
-        f"# Host time, {document['device']}\n",
-        f"Measured on {document['date']}. "
+        "# Host time\n",
         "The time until a call returns, which does not wait for the GPU. `python benchmarks/host_overhead_gpu.py` "
         "measures it with all arrays passed by the caller. Medians in microseconds. The difference is the median "
         "within a round; the goal is 10.\n",
+    ]
+    return lines + [line for document in documents for line in _host(document)]
+
+
+def _host(document: Mapping[str, Any]) -> list[str]:
+    """The host's time of a call, on one device."""
+    lines = [
+        f"## {document['device']}\n",
+        f"Measured on {document['date']}.\n",
         "| op | bare launches | plan | public function | plan minus launches |",
         "|---|---:|---:|---:|---:|",
     ]
@@ -160,23 +168,32 @@ def host_page(document: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def model_page(checked: Mapping[str, Any]) -> list[str]:
-    """The cost model's predictions beside measured times."""
+def model_page(checked: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The cost model's predictions beside the times measured on each device."""
+    lines = [
+        "# The cost model\n",
+        "The cost model chooses the tile of a problem that no table contains. `python benchmarks/measure_tiles.py` "
+        "measured several tiles of each problem of the workloads. `python benchmarks/fit_costs.py` compares the model "
+        "with these times; it was fitted to the same times. The choice is the tile that the model prefers among those "
+        "that were measured.\n",
+    ]
+    return lines + [line for device, found in checked.items() for line in _model(device, found)]
+
+
+def _model(device: str, checked: Mapping[str, Any]) -> list[str]:
+    """The cost model's predictions beside the times measured on one device."""
     ratios = sorted(predicted / measured for predicted, measured in checked["chosen"].values())
     losses = sorted(chosen / fastest for chosen, fastest in checked["chosen_and_fastest"].values())
     agree = sum(abs(ratio - 1) <= AGREES for ratio in ratios)
     near = sum(loss <= NEAR_BEST for loss in losses)
     lines = [
-        f"# The cost model, {checked['device']}\n",
-        "The cost model chooses the tile of a problem that no table contains. `python benchmarks/measure_tiles.py` "
-        f"measured several tiles of {len(ratios)} problems of the workloads, {checked['dtype']}. `python "
-        "benchmarks/fit_costs.py` compares the model with these times; it was fitted to the same times. The "
-        "choice is the tile that the model prefers among those that were measured.\n",
+        f"## {device}\n",
+        f"{len(ratios)} problems, {', '.join(checked['dtypes'])}.\n",
         f"- The predicted time of the choice differs from the measured one by at most {AGREES:.0%} for {agree} of "
         f"{len(ratios)} problems. Predicted over measured time: {_spread(ratios)}.",
         f"- The choice takes at most {NEAR_BEST - 1:.0%} more than the fastest measured tile for {near} of "
         f"{len(losses)} problems. Choice over fastest: {_spread(losses)}.",
-        "\n## Predicted over measured time of all tiles, by strategy\n",
+        "\n### Predicted over measured time of all tiles, by strategy\n",
         "| strategy | tiles | lower quartile | median | upper quartile |",
         "|---|---:|---:|---:|---:|",
     ]
@@ -190,7 +207,7 @@ def model_page(checked: Mapping[str, Any]) -> list[str]:
     ):
         kept = sorted((row for row in rows if row[-1] > most), key=lambda row: -row[-1])
         if kept:
-            lines += [f"\n## {title} ({len(kept)} in all)\n", f"| problem | {' | '.join(names)} |", "|---|---:|---:|"]
+            lines += [f"\n### {title} ({len(kept)} in all)\n", f"| problem | {' | '.join(names)} |", "|---|---:|---:|"]
             lines += [f"| {key} | {one:.1f} | {other:.1f} |" for key, one, other, _ in kept[:MOST]]
     return [*lines, ""]
 
@@ -199,13 +216,13 @@ def model_page(checked: Mapping[str, Any]) -> list[str]:
 STAGES = ("whole", "added by the sums", "added by dx", "without both")
 
 
-def kernels_page(profile: Mapping[str, Any] | None, stages: Mapping[str, Any] | None) -> list[str]:
-    """What keeps kernels from the copy's bandwidth."""
+def kernels_page(profiles: Iterable[Mapping[str, Any]], stages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What keeps kernels from the copy's bandwidth, on each device."""
     lines = ["# What keeps kernels from the copy's bandwidth\n"]
-    if stages is not None:
-        lines += _stages(stages)
-    if profile is not None:
-        lines += _profile(profile)
+    for document in stages:
+        lines += _stages(document)
+    for document in profiles:
+        lines += _profile(document)
     return lines
 
 

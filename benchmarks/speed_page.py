@@ -29,6 +29,7 @@ from docs.drawings.themes import facts_of, in_both, save, twin
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGES, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed", ROOT / "docs" / "pictures"
+HOST = "host_overhead_gpu"  # beginning of the names of the files about the host's time
 README, BEGIN, END = ROOT / "README.md", "<!-- begin speed -->\n", "<!-- end speed -->\n"
 HEAD = """# Measured on GPUs
 
@@ -94,24 +95,25 @@ def _newest_of(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {**part, "part": len(kept) > 1}
 
 
-def _newest_file(folder: Path, pattern: str) -> Any:
-    """The content of the last file by name, which ends in its date; None if there is none."""
-    found = sorted(folder.glob(pattern), key=lambda path: path.name)
-    return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
+def _of_devices(folder: Path, name: str) -> dict[str, Any]:
+    """The contents of the newest files ``NAME-DEVICE-DATE.json``, by the name of their device."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{name}-*.json"))]
+    return {document["device"]: document for document in found}  # a later one replaces an earlier one
 
 
 def further(folder: Path) -> dict[str, tuple[str, list[str]]]:
     """Return the pages about host time, the cost model and kernels: name of the file -> link's text, lines."""
-    host, model = _newest_file(folder, "host_overhead_gpu-*.json"), _newest_file(folder, "cost_model.json")
-    stages, profile = _newest_file(folder, "stage_times-*.json"), _newest_file(folder, "profile-*.json")
+    host, stages, profiles = (_of_devices(folder, name) for name in (HOST, "stage_times", "profile"))
+    model = folder / "cost_model.json"
     found = {}
-    if host is not None:
-        found["measured-host"] = "the host's time of a call", measured_sections.host_page(host)
-    if model is not None:
-        found["measured-cost-model"] = "the cost model beside measured times", measured_sections.model_page(model)
-    if stages is not None or profile is not None:
+    if host:
+        found["measured-host"] = "the host's time of a call", measured_sections.host_page(host.values())
+    if model.exists():
+        lines = measured_sections.model_page(json.loads(model.read_text(encoding="utf-8")))
+        found["measured-cost-model"] = "the cost model beside measured times", lines
+    if stages or profiles:
         said = "what keeps kernels from the copy's bandwidth: profiles, and the stages of GroupNorm backward"
-        found["measured-kernels"] = said, measured_sections.kernels_page(profile, stages)
+        found["measured-kernels"] = said, measured_sections.kernels_page(profiles.values(), stages.values())
     return found
 
 
@@ -142,8 +144,9 @@ def pages(folder: Path, documents: list[dict[str, Any]]) -> dict[str, str]:
         lines.append("")
     lines += [f"- [{title[0].upper()}{title[1:]}]({name}.md)" for name, (title, _) in more.items()]
     lines.append("")
-    if documents:
-        lines += measured_sections.goals_section(documents, _newest_file(folder, "host_overhead_gpu-*.json"))
+    host = _of_devices(folder, HOST)
+    for device, own in speed_summary.by_device(documents).items():
+        lines += measured_sections.goals_section(device, own, host.get(device))
     below = [*workloads, *more]
     if below:
         lines += ["```{toctree}", ":hidden:", "", *below, "```"]
@@ -157,8 +160,11 @@ def landing(documents: list[dict[str, Any]]) -> str:
     if not documents:
         return speed_summary.summary(documents)
     picture = f"![{speed_summary.alternative(documents)}](../pictures/speed.svg)\n"
-    lines = [picture, speed_summary.summary(documents), HOW, *speed_summary.slower(documents)]
-    return "\n".join([*lines, *speed_summary.wrong(documents), *speed_summary.unmeasured(documents)])
+    lines = [picture, speed_summary.summary(documents), HOW]
+    for device, own in speed_summary.by_device(documents).items():
+        lines += [f"## Limits of these results, {device}\n", *speed_summary.slower(own)]
+        lines += [*speed_summary.wrong(own), *speed_summary.unmeasured(own)]
+    return "\n".join(lines)
 
 
 def filled(page: Path, text: str) -> str:

@@ -8,10 +8,11 @@ import math
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from cunorm.tuning.problems.workloads import problems
@@ -240,8 +241,15 @@ def test_the_stored_comparison_is_of_the_present_model_and_good_enough(fitting: 
     """Predictions and choices beside the times that a GPU has measured."""
     stored = json.loads(fitting.CHECKED.read_text(encoding="utf-8"))
     assert stored == fitting.checked(), STALE
-    agree = [abs(one / measured - 1) <= 0.25 for one, measured in stored["chosen"].values()]
-    near = [chosen <= 1.1 * fastest for chosen, fastest in stored["chosen_and_fastest"].values()]
+    assert stored
+    for found in stored.values():
+        good_enough(found)
+
+
+def good_enough(found: Mapping[str, Any]) -> None:
+    """Of one device."""
+    agree = [abs(one / measured - 1) <= 0.25 for one, measured in found["chosen"].values()]
+    near = [chosen <= 1.1 * fastest for chosen, fastest in found["chosen_and_fastest"].values()]
     assert len(agree) >= 400 and sum(agree) >= 0.95 * len(agree)
     # 0.9 with the times of batch_norm_stats, for which the model chooses best. Its kernels have changed since a GPU
     # measured them, so the comparison is without them until it measures them again.

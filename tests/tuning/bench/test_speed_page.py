@@ -200,14 +200,14 @@ def test_the_pages_show_the_newest_measurements_of_other_kinds(speed: ModuleType
     keep(tmp_path, "new", workload="llm")
     times = {name: {"median_us": us} for name, us in (("launches", 7.0), ("plan", 12.0), ("call", 13.0))}
     times["plan - launches"] = {"median_us": 5.25}
-    for date, device in (("2026-01-01", "old"), ("2026-02-01", "new")):
+    for date, device in (("2026-01-01", "h1"), ("2026-02-01", "h1"), ("2026-01-15", "h2")):
         host = {"device": device, "date": date, "results": {"layer_norm": times}}
-        (tmp_path / f"host_overhead_gpu-x-{date}.json").write_text(json.dumps(host), encoding="utf-8")
+        (tmp_path / f"host_overhead_gpu-{device}-{date}.json").write_text(json.dumps(host), encoding="utf-8")
     model = {
-        "device": "H", "dtype": "bfloat16", "predicted_over_measured": {"layer_norm NCHW, warp": [7, 0.9, 1.0, 1.1]},
+        "dtypes": ["bfloat16"], "predicted_over_measured": {"layer_norm NCHW, warp": [7, 0.9, 1.0, 1.1]},
         "chosen": {"a": [10.0, 11.0], "b": [10.0, 20.0]}, "chosen_and_fastest": {"a": [11.0, 11.0], "b": [20.0, 15.0]},
     }  # fmt: skip
-    (tmp_path / "cost_model.json").write_text(json.dumps(model), encoding="utf-8")
+    (tmp_path / "cost_model.json").write_text(json.dumps({"h1": model, "h2": model}), encoding="utf-8")
     kernel = {"problem": "p", "kernel": "k", "us": 8.0, "gigabytes_per_s": 900.0, "issue": 0.5, "warps": 0.25}
     profile = {"device": "H", "date": "2026-02-01", "kernels": [{**kernel, "waits": {"barrier": 2.5}}]}
     (tmp_path / "profile-x.json").write_text(json.dumps(profile), encoding="utf-8")
@@ -216,12 +216,14 @@ def test_the_pages_show_the_newest_measurements_of_other_kinds(speed: ModuleType
     (tmp_path / "stage_times-x.json").write_text(json.dumps(stages), encoding="utf-8")
     assert speed.main([]) == 0
     page = "".join((tmp_path / f"measured-{name}.md").read_text() for name in ("host", "cost-model", "kernels"))
-    assert "# Host time, new\n\nMeasured on 2026-02-01." in page and "Host time, old" not in page
+    assert "## h1\n\nMeasured on 2026-02-01.\n" in page and "## h2\n\nMeasured on 2026-01-15.\n" in page
+    assert "2026-01-01" not in page
     assert "| layer_norm | 7.0 | 12.0 | 13.0 | 5.2 |" in page
     assert (
         "by at most 25% for 1 of 2 problems" in page
         and "at most 10% more than the fastest measured tile for 1 of 2" in page
     )
+    assert "## h1\n\n2 problems, bfloat16." in page and "## h2\n\n2 problems, bfloat16." in page
     assert "| b | 10.0 | 20.0 |" in page and "| b | 20.0 | 15.0 |" in page and "| a |" not in page
     assert "| p | k | 8.0 | 900 | 50% | 25% | barrier 2.5 |" in page
     assert "| p | block | 30.0 | 2.0 | 10.0 | 17.5 | 29.5 |" in page
@@ -252,7 +254,7 @@ def test_goals_are_compared_with_the_results(speed: ModuleType, tmp_path: Path) 
 
 
 def test_an_assumed_reason_is_marked_as_such() -> None:
-    lines = measured_sections._far_off([("name", "group_norm_backward", "NHWC", 1e8, 0.5, "grid")])
+    lines = measured_sections._far_off("H200", [("name", "group_norm_backward", "NHWC", 1e8, 0.5, "grid")])
     assert any("apart from those that begin with *Assumed*." in line for line in lines)
     assert "**Assumed: blocks wait for the sums of the others**\n" in lines
 
@@ -332,6 +334,23 @@ def test_the_error_of_a_wrong_peer_is_beside_its_limit_and_the_own_error(speed: 
         "limit on all: its largest error is 0.001, of a result in bfloat16."
     ) in index
     assert "depends on the dtype of the result: 0.062 in bfloat16." in index
+
+
+def test_each_device_has_its_own_goals_and_limits(speed: ModuleType, tmp_path: Path) -> None:
+    """A shape that is slower on one device is not counted for the other."""
+    for device, factor in (("A", 0.5), ("B", 2.0)):
+        document = json.loads(json.dumps(shown() | {"workload": "llm"}))
+        document["device"]["name"] = device
+        for result in document["results"]:
+            contenders = {one["name"]: one for one in result["contenders"]}
+            contenders["torch"]["kernels"]["seconds"] = factor * contenders[TABLE]["kernels"]["seconds"]
+        (tmp_path / f"bench-{device}.json").write_text(json.dumps(document), encoding="utf-8")
+    assert speed.main([]) == 0
+    index, page = ((tmp_path / name).read_text(encoding="utf-8") for name in ("index.md", "measured.md"))
+    _, first, second = index.split("## Limits of these results, ")
+    assert first.startswith("A\n\n**Slower than a peer** in 3 of 6 comparisons.") and "in bfloat16, on A." in first
+    assert second.startswith("B\n\nNot compared") and "in bfloat16, on B." in second
+    assert "## Goals, A\n" in page and "## Goals, B\n" in page
 
 
 def test_what_was_not_measured_is_named(speed: ModuleType, tmp_path: Path) -> None:
