@@ -7,9 +7,10 @@
 # problems with generic and with specialised kernels. At the same time compute-sanitizer, if there is one, runs a case of
 # every kernel under memcheck, racecheck and synccheck.
 # Part 2 asks how fast they are. It measures the host time of a call, and tiles: of the entries of the GPU's table whose
-# kernels have changed since; without a table, the cost model's best. Then, for each workload in turn, it tunes (the table
-# is written to tuning/tables/) and runs `cunorm bench` (the result is written to benchmarks/results/). At the end it
-# writes docs/speed/measured*.md from the results, for which it reserves some seconds.
+# kernels have changed since; without a table, the cost model's best of all workloads. All cores compile these first.
+# Then, for each workload in turn, it tunes (the table is written to tuning/tables/) and runs `cunorm bench` (the result
+# is written to benchmarks/results/). At the end, for which it reserves some seconds, Nsight Compute, if there is one,
+# profiles the measured problems that are furthest from the copy, and docs/speed/measured*.md are written.
 #
 # Without --part, both parts run. Each part has M minutes (9 by default). At the end, the script names the steps that had
 # no time left and those that failed; if there are any, the exit code is 1. For the steps that are left, run the script
@@ -39,7 +40,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-page_seconds=20
+page_seconds=20 profile_seconds=60
 dtype=bfloat16 results=benchmarks/results tables=tuning/tables logs=""
 failed="" unreached=""
 if [ -n "$dry" ]; then
@@ -115,12 +116,14 @@ part_1() {
     echo "== compute-sanitizer does not run here: no memcheck, no racecheck, no synccheck"
     return
   fi
-  local tool workers=$(($(nproc) > 5 ? $(nproc) - 4 : 2)) patience=""
+  local tool workers=$(($(nproc) > 8 ? $(nproc) - 6 : 2)) patience=""
   # A kernel that hangs must not take the whole part.
   python -c "import pytest_timeout" 2>/dev/null && patience="--timeout=120 --timeout-method=thread"
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck synccheck; do
-      beside "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 python -m tests.battery.one_per_kernel
+      # Two processes per tool, which take about equally long.
+      beside "$tool 1" compute-sanitizer --tool "$tool" --error-exitcode 9 python -m tests.battery.one_per_kernel --only "^group_"
+      beside "$tool 2" compute-sanitizer --tool "$tool" --error-exitcode 9 python -m tests.battery.one_per_kernel --only "^(?!group_)"
     done
   else
     echo "== compute-sanitizer is not installed: no memcheck, no racecheck, no synccheck"
@@ -144,15 +147,17 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
   if [ -n "$dry" ]; then
     step "host cost" python benchmarks/host_overhead_gpu.py --rehearse
     step "draw" python benchmarks/measure_tiles.py draw --workloads mlp --problems 1 --out "$results/tiles.jsonl"
+    step "compile" python benchmarks/measure_tiles.py build "$results/tiles.jsonl" --seconds 0
   else
     step "host cost" python benchmarks/host_overhead_gpu.py --json "$results/host_overhead_gpu-$device-$date.json"
-    local drawn=(--problems 150)
+    local drawn=(--workloads "${workloads// /,}")
     [ -f "tuning/tables/$device.json" ] && drawn=(--stale "tuning/tables/$device.json")
     step "draw" python benchmarks/measure_tiles.py draw "${drawn[@]}" --out "$logs/tiles.jsonl"
+    step "compile" python benchmarks/measure_tiles.py build "$logs/tiles.jsonl" --seconds 100
     step "measure tiles" python benchmarks/measure_tiles.py run "$logs/tiles.jsonl" --seconds 120 --out "$results/measured_tiles-$device-$date.jsonl"
     step "table" python benchmarks/measure_tiles.py table "$results/measured_tiles-$device"-*.jsonl --table "$table"
   fi
-  deadline=$((until - page_seconds))
+  deadline=$((until - page_seconds - profile_seconds))
   for workload in $workloads; do
     if [ -n "$dry" ]; then
       step "tune" python -m cunorm tune layer_norm --shape 64,256 --dtype $dtype --evaluator model --table "$table"
@@ -164,6 +169,14 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
     CUNORM_TILING_TABLE=$table step "bench $workload" python -m cunorm bench --workload "$workload" --dtype $dtype \
       --peers torch,liger,quack,flashinfer,apex --json "$results/bench-$device-$workload-$date.json"
   done
+  deadline=$((until - page_seconds))
+  if [ -n "$dry" ]; then
+    echo "== Nsight Compute does not run here: no profiles"
+  elif command -v ncu >/dev/null; then
+    step "furthest" python benchmarks/profile_tiles.py draw "$results/measured_tiles-$device-$date.jsonl" --out "$logs/furthest.jsonl"
+    step "profile" python benchmarks/profile_tiles.py ncu "$logs/furthest.jsonl" --csv "$logs/furthest.csv"
+    step "keep" python benchmarks/profile_tiles.py keep "$logs/furthest.jsonl" "$logs/furthest.csv" --json "$results/profile-$device-$date.json"
+  fi
   deadline=$until
   if [ -n "$dry" ]; then
     step "speed" python benchmarks/speed_page.py --check

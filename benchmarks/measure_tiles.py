@@ -3,13 +3,16 @@
 Examples::
 
     python benchmarks/measure_tiles.py draw --device H100 --out tiles.jsonl    # which tiles; needs no GPU
+    python benchmarks/measure_tiles.py build tiles.jsonl --device H100         # their kernels; needs no GPU
     python benchmarks/measure_tiles.py run tiles.jsonl --out measured.jsonl    # their times; needs a GPU
     python benchmarks/measure_tiles.py draw --stale TABLE --out tiles.jsonl    # where kernels have changed since
 
 ``draw`` ranks all tiles of the workloads' problems. It keeps the default, the next best tiles, and the best tile of
 each other strategy that is predicted to be nearly as fast; with ``--drawn`` also some tiles at random, which are
 predicted to take up to twice as long. With ``--stale`` the problems are those of a table whose kernels have changed
-since, and the table's tile is kept too. ``run`` measures all tiles of a problem in rounds, in random order, with the
+since, and the table's tile is kept too. ``build`` compiles the tiles' kernels on all cores, because ``run`` compiles
+one after the other; both keep them in the cache folder. Without ``--device``, ``draw`` and ``build`` take the GPU of
+this machine, or the H100 if there is none. ``run`` measures all tiles of a problem in rounds, in random order, with the
 clock of the tuner, and appends a line per problem: the times in microseconds (median and quartiles), the predicted
 times, and how far the results of a tile are from those of the first one. It runs specialised kernels alone.
 Interrupted, it leaves whole lines. ``table`` writes the fastest tiles to a tiling table: of each problem whose present
@@ -22,6 +25,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
+import multiprocessing
 import random
 import sys
 import time
@@ -41,13 +46,15 @@ from cunorm.tuning.search.space import Space
 from cunorm.tuning.verify.verifier import GuardedBuffer
 from tqdm import tqdm
 
+from cunorm.core import settings
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import KNOWN, Device
+from cunorm.core.errors import CompileError
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
-from cunorm.jit import sources
-from cunorm.ops.registry import OPS, is_legal, is_stale
+from cunorm.jit import cubins, sources
+from cunorm.ops.registry import OPS, gpu_present, is_legal, is_stale
 from cunorm.runtime import plans
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling import costmodel, table
@@ -62,6 +69,9 @@ ROUNDS = 9
 #: Largest difference of a tile's result from the default's, divided by the result's largest value: a few roundings of
 #: the dtype. Rows of sums are added in another order, in float32.
 AGREE = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 1e-5, "float64": 1e-12}
+WITHOUT_GPU = "H100"  # the device for which `draw` and `build` work on a machine without a GPU
+CHUNK = 4  # kernels that a process of `build` takes at once
+LATE = "not begun in time"
 RANDOM_ELEMENTS = 2**20  # random values that are repeated to fill an array
 
 
@@ -143,9 +153,17 @@ def problems_to_draw(asked: argparse.Namespace) -> dict[Problem, table.Entry | N
     return dict.fromkeys(sorted(found, key=lambda one: wanted.index(found[one])))
 
 
+def device_named(name: str | None) -> Device:
+    """A known device; None: the GPU of this machine, or `WITHOUT_GPU` if there is none."""
+    if name is None and gpu_present():
+        here: Device = executor("gpu").limits(executor("gpu").current())
+        return here
+    return KNOWN[name or WITHOUT_GPU]
+
+
 def draw(asked: argparse.Namespace) -> None:
     """Write the problems and their tiles."""
-    device, found = KNOWN[asked.device], problems_to_draw(asked)
+    device, found = device_named(asked.device), problems_to_draw(asked)
     ordered = [*found]
     if asked.problems is not None and asked.problems < len(ordered):
         random.Random(asked.seed).shuffle(ordered)
@@ -157,6 +175,48 @@ def draw(asked: argparse.Namespace) -> None:
             if entry is not None and entry.tile not in tiles and is_legal(entry, device):
                 tiles.append(entry.tile)
             out.write(line_of(problem, tiles=[raw_of(tile) for tile in tiles]) + "\n")
+
+
+# ---- build ----------------------------------------------------------------------------------------------------------
+
+
+def kernels_of(path: Path, device: Device) -> dict[str, str]:
+    """The texts of the kernels that ``run`` launches for a file, each with its entry."""
+    found: dict[str, str] = {}
+    for problem, raw in lines_of(path):
+        op = OPS[problem.op]
+        for one in raw["tiles"]:
+            plan = plans.plan_for(problem, op.strategies, op.names, Target("gpu", 0, device), Tile.of(one))
+            found.update(plan.texts("specialised"))
+    return found
+
+
+def _built(kernel: tuple[str, str], architecture: str, end: float) -> str:
+    """Compile a kernel to the cache folder. Returns "", `LATE`, or the text of the compiler's error."""
+    if time.time() > end:
+        return LATE
+    try:
+        executor("gpu").build_for(*kernel, architecture)
+    except CompileError as error:
+        return str(error)
+    return ""
+
+
+def build(asked: argparse.Namespace) -> None:
+    """Compile the kernels of the tiles of a file."""
+    device, end = device_named(asked.device), math.inf if asked.seconds is None else time.time() + asked.seconds
+    kernels = kernels_of(asked.tiles, device)
+    one = functools.partial(_built, architecture=device.architecture, end=end)
+    with multiprocessing.get_context("spawn").Pool(settings.cores(), _keep_all) as pool:
+        found = [*tqdm(pool.imap(one, kernels.items(), CHUNK), total=len(kernels), unit="kernel", mininterval=2)]
+    print(f"{found.count('')} of {len(kernels)} kernels compiled for {device.architecture}")
+    if errors := [text for text in found if text not in ("", LATE)]:
+        raise SystemExit(errors[0])
+
+
+def _keep_all() -> None:
+    """Let the cache folder keep the kernels of all tiles, which are more than those of an application."""
+    cubins.MOST_FILES = sys.maxsize
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------
@@ -292,6 +352,7 @@ class Measured:
 
 def run(asked: argparse.Namespace) -> None:
     """Measure, and append a line per problem. Problems that the file contains are skipped."""
+    _keep_all()
     gpu = executor("gpu")
     place, clock = Target("gpu", gpu.current(), gpu.limits(gpu.current())), GraphClock()
     known = {problem for problem, _ in lines_of(asked.out)} if asked.out.exists() else set()
@@ -376,7 +437,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     one = commands.add_parser("draw", help="choose the tiles to measure; needs no GPU")
-    one.add_argument("--device", choices=KNOWN, default="H100", help="the GPU whose limits and predictions count")
+    one.add_argument(
+        "--device", choices=KNOWN, help="the GPU whose limits and predictions count; default: the one here"
+    )
     one.add_argument("--workloads", default="quick,llm,sd15-unet,resnet50-bn,vae", metavar="NAMES")
     one.add_argument("--stale", type=Path, metavar="TABLE", help="instead of workloads: a table's stale entries")
     one.add_argument("--dtype", choices=DTYPES, default="bfloat16")
@@ -385,6 +448,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--seed", type=int, default=0, metavar="N")
     one.add_argument("--out", type=Path, required=True, metavar="FILE")
     one.set_defaults(run=draw)
+    one = commands.add_parser("build", help="compile the kernels of the tiles of a file; needs no GPU")
+    one.add_argument("tiles", type=Path, metavar="FILE")
+    one.add_argument("--device", choices=KNOWN, help="the GPU to compile for; default: the one here")
+    one.add_argument("--seconds", type=float, metavar="S", help="begin no kernel after this time")
+    one.set_defaults(run=build)
     one = commands.add_parser("run", help="measure the tiles of a file")
     one.add_argument("tiles", type=Path, metavar="FILE")
     one.add_argument("--out", type=Path, required=True, metavar="FILE")

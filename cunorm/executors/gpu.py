@@ -191,7 +191,12 @@ def build(text: str, entry: str, ordinal: int = 0) -> Path:
     CompileError
         With the first lines of NVRTC's log, or if the cache folder cannot be used.
     """
-    options = (*nvrtc.OPTIONS, f"-arch={limits(ordinal).architecture}")
+    return build_for(text, entry, limits(ordinal).architecture)
+
+
+def build_for(text: str, entry: str, architecture: str) -> Path:
+    """The same for an architecture, such as ``sm_90``. This needs no GPU, but the NVRTC of the machine with the GPU."""
+    options = (*nvrtc.OPTIONS, f"-arch={architecture}")
     version = ".".join(map(str, cupy_nvrtc.getVersion()))
     return cubins.cached(text, options, version, lambda: _machine_code(text, entry, options))
 

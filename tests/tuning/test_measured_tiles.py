@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cunorm.core import settings
 from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
+from cunorm.jit import cubins, nvrtc
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.tiling import costmodel, table
@@ -24,6 +26,7 @@ from tests.support.paths import ROOT
 from tests.support.problems import forget_calls
 
 H100 = KNOWN["H100"]
+needs_nvrtc = pytest.mark.skipif(not nvrtc.ends(), reason="no NVRTC is installed")
 FACTS = {"device": asdict(H100), "software": {"cupy": "14.2"}, "copy": 3e12, "rounds": 9}
 
 
@@ -69,6 +72,45 @@ def test_stale_entries_are_drawn_with_their_tile(script: ModuleType, tmp_path: P
     table.update(path, H100, {}, entries)
     again = dict(drawn(script, tmp_path, "--stale", str(path)))
     assert again == {found[0][0]: [*found[0][1], worst[0]], found[2][0]: found[2][1]}
+
+
+def test_without_a_device_the_tiles_are_those_of_the_gpu_here(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU that is not in the list of known devices too."""
+    other = replace(KNOWN["H200"], name="another")
+    monkeypatch.setattr(script, "gpu_present", lambda: True)
+    monkeypatch.setattr(script, "executor", lambda kind: SimpleNamespace(current=lambda: 0, limits=lambda at: other))
+    assert script.device_named(None) == other and script.device_named("A100") == KNOWN["A100"]
+    monkeypatch.setattr(script, "gpu_present", lambda: False)
+    assert script.device_named(None) == H100
+
+
+@needs_nvrtc
+def test_built_kernels_are_those_that_run_loads(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the architecture of the device, in the cache folder. Of a kernel that does not compile the error is shown."""
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(settings, "cores", lambda: 1)
+    problem, tiles = drawn(script, tmp_path)[0]
+    path = tmp_path / "one.jsonl"
+    path.write_text(f"{script.line_of(problem, tiles=[script.raw_of(tiles[0])])}\n", encoding="utf-8")
+    script.main(["build", str(path), "--device", "A100", "--seconds", "0"])
+    assert "0 of 1 kernels compiled for sm_80" in capsys.readouterr().out
+    script.main(["build", str(path), "--device", "A100"])
+    assert "1 of 1 kernels compiled for sm_80" in capsys.readouterr().out
+    gpu = executor("gpu")
+    monkeypatch.setattr(gpu, "_machine_code", lambda *given: pytest.fail("compiled again"))
+    plan = plans.plan_for(
+        problem, OPS[problem.op].strategies, OPS[problem.op].names, plans.Target("gpu", 0, KNOWN["A100"]), tiles[0]
+    )
+    ((text, entry),) = plan.texts("specialised")
+    assert gpu.build_for(text, entry, "sm_80").is_file()
+    monkeypatch.setattr(script, "kernels_of", lambda path, device: {"nonsense": "entry"})
+    with pytest.raises(SystemExit, match=r"(?s)entry with .*nonsense"):
+        script.main(["build", str(path), "--device", "A100"])
+    assert "0 of 1 kernels compiled" in capsys.readouterr().out
 
 
 def measured(
@@ -165,6 +207,7 @@ def test_run_measures_each_tile_and_continues_a_file(
     )
     for module in (script, plans):
         monkeypatch.setattr(module, "executor", lambda kind: numpy_gpu)
+    monkeypatch.setattr(cubins, "MOST_FILES", cubins.MOST_FILES)  # `run` changes it
     monkeypatch.setattr(script, "GraphClock", Clock)
     monkeypatch.setattr(script, "software", lambda kind: {})
     monkeypatch.setattr(numpy_gpu, "load", lambda built, entry: SimpleNamespace(ordinal=0))

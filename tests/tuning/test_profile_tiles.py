@@ -6,6 +6,7 @@ import csv
 import importlib
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -76,3 +77,49 @@ def test_a_report_of_other_problems_is_refused(script: ModuleType, tmp_path: Pat
     with pytest.raises(SystemExit, match="1 kernels, expected"):
         script.main(["keep", str(tiles), str(tmp_path / "report.csv"), "--json", str(tmp_path / "out.json")])
     assert not (tmp_path / "out.json").exists()
+
+
+def test_the_large_problems_furthest_from_the_copy_are_drawn_each_with_its_fastest_tile(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    """One of each op, layout and strategy; neither small problems nor those whose times are of other kernels."""
+    measure = importlib.import_module("benchmarks.measure_tiles")
+    path = tmp_path / "tiles.jsonl"
+    measure.main(["draw", "--workloads", "llm", "--out", str(path)])
+    drawn = [(problem, [Tile.of(one) for one in raw["tiles"][:2]]) for problem, raw in measure.lines_of(path)]
+    facts = {"device": {"name": "some GPU"}, "copy": 1e12, "rounds": 9}
+    lines, wanted = [json.dumps(facts)], {}
+    for share, (problem, tiles) in zip((0.5, 0.4, 0.3, 0.9, 0.2, 0.8, 0.7, 0.6), drawn, strict=False):
+        floor = 1e6 if share == 0.2 else 1e8
+        best = floor / share / 1e12 * 1e6
+        times = [
+            {
+                "tile": measure.raw_of(tile), "us": us, "q25": us, "q75": us, "off": 0.0,
+                "kernel": "0" * 16 if share == 0.3 else measure.digest(problem, tile),
+            }
+            for tile, us in zip(tiles, (2 * best, best), strict=True)
+        ]  # fmt: skip
+        lines.append(measure.line_of(problem, floor=floor, tiles=times))
+        if share not in (0.2, 0.3):
+            wanted[share] = problem, tiles[1]
+    (tmp_path / "measured.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    script.main(["draw", str(tmp_path / "measured.jsonl"), "--problems", "3", "--out", str(tmp_path / "out.jsonl")])
+    kinds, expected = set(), []
+    for _, (problem, tile) in sorted(wanted.items(), key=lambda one: one[0]):
+        kind = problem.op, problem.layout, tile.strategy
+        expected += [(problem, tile)] if kind not in kinds else []
+        kinds.add(kind)
+    assert len(expected) > 1 and [*script.first_tiles(tmp_path / "out.jsonl")] == expected[:3]
+
+
+def test_ncu_runs_the_tiles_and_its_output_is_the_report(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ncu"
+    program.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    script.main(["ncu", "tiles.jsonl", "--csv", str(tmp_path / "report.csv")])
+    said = (tmp_path / "report.csv").read_text(encoding="utf-8")
+    assert said.startswith("--clock-control none --csv --page raw") and "--section WarpStateStats" in said
+    assert said.endswith("benchmarks/profile_tiles.py run tiles.jsonl\n")
