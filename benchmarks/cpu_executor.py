@@ -7,7 +7,7 @@ with bounds and counters (``checked``), and again with the trace for reuse dista
 `plan.traffic()` counts). Three kernels run:
 
 - the kernel of `cunorm.layer_norm` with a tile of 32 elements per thread; the targets apply to it;
-- the same kernel with the default tile for an H200, whose threads process half as many elements for as many shuffles;
+- the same kernel with the default tile for an H200, if that is another;
 - the small kernel of tests/kernels/layer_norm.cu. It bypasses load and store, so it runs only in the plain build.
 
 There are two clocks. ``wall`` is elapsed time. ``cpu`` is the CPU time of the thread, or of the compiler's processes

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -502,6 +504,36 @@ def test_kernels_may_define_names_of_libc_and_cannot_include_the_cpp_library() -
     )
     with pytest.raises(CompileError, match="vector"):
         executor.compile('#include <vector>\nextern "C" __global__ void fat() {}', "fat")
+
+
+#: The functions that CUDA and the C library share, with a function of Python on floats.
+SHARED = {
+    **{name: getattr(math, name) for name in ("exp", "log", "sqrt", "fabs", "floor", "ceil", "tanh", "erf", "pow")},
+    **{
+        "exp2": lambda x: 2**x,
+        "log2": math.log2,
+        "rint": round,
+        "fmax": max,
+        "fmin": min,
+        "fma": lambda x, y, z: x * y + z,
+    },
+}
+
+
+@pytest.mark.parametrize(("c_type", "suffix"), [("double", ""), ("float", "f")])
+def test_functions_that_cuda_and_the_c_library_share(c_type: str, suffix: str) -> None:
+    """They are declared without <math.h>. Only few and small headers of the C library precede a kernel."""
+    counts = {name: {"pow": 2, "fmax": 2, "fmin": 2, "fma": 3}.get(name, 1) for name in SHARED}
+    calls = [f"{name}{suffix}({', '.join('xyz'[:count])})" for name, count in counts.items()]
+    body = "".join(f"to[{place}] = {call};" for place, call in enumerate(calls))
+    given = f"{c_type} x = 1.75, y = 0.5, z = -3;"
+    text = f'extern "C" __global__ void shared(double* to) {{ {given} if (threadIdx.x == 0) {{ {body} }} }}'
+    kernel, found = executor.compile(text, "shared"), np.zeros(len(calls))
+    executor.launch(kernel, 1, 32, 0, [found.ctypes.data])
+    wanted = [function(*(1.75, 0.5, -3.0)[: counts[name]]) for name, function in SHARED.items()]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6 if suffix else 1e-15)
+    source = kernel.path.with_name("kernel.cpp").read_text(encoding="utf-8")
+    assert {*re.findall(r"#include <(.*)>", source)} == {"stddef.h", "stdint.h", "string.h", "ucontext.h"}
 
 
 def test_a_second_compile_uses_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

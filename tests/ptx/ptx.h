@@ -172,7 +172,9 @@ inline float fma_down(float a, float b, float c) {
     const double product = double(a) * b, sum = product + c, part = sum - product;
     const double error = (product - (sum - part)) + (double(c) - part);
     const float rounded = float(sum);
-    return double(rounded) > sum || (double(rounded) == sum && error < 0) ? nextafterf(rounded, -INFINITY) : rounded;
+    return double(rounded) > sum || (double(rounded) == sum && error < 0)
+               ? __builtin_nextafterf(rounded, -__builtin_inff())
+               : rounded;
 }
 template <typename T>
 __forceinline__ T minimum(T a, T b) {  // of two numbers of different signs that are equal, -0; NaN only of two NaNs
@@ -195,17 +197,17 @@ __forceinline__ T to_integer(double a, bool nearest) {
 // Halves, by the definition of the format: 1 bit sign, 5 bits exponent, 10 bits fraction.
 inline float from_half(uint16_t bits) {
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const float magnitude = exponent == 0    ? ldexpf(float(fraction), -24)
-                            : exponent != 31 ? ldexpf(float(1024 + fraction), exponent - 25)
-                            : fraction == 0  ? INFINITY
-                                             : NAN;
+    const float magnitude = exponent == 0    ? __builtin_ldexpf(float(fraction), -24)
+                            : exponent != 31 ? __builtin_ldexpf(float(1024 + fraction), exponent - 25)
+                            : fraction == 0  ? __builtin_inff()
+                                             : __builtin_nanf("");
     return bits & 0x8000 ? -magnitude : magnitude;
 }
 inline uint16_t to_half(float a) {
     const float magnitude = __builtin_fabsf(a);
     const uint16_t sign = as<uint32_t>(a) >> 16 & 0x8000;
     int exponent;
-    const float fraction = frexpf(magnitude, &exponent);
+    const float fraction = __builtin_frexpf(magnitude, &exponent);
     if (a != a) {
         return 0x7fff;
     }
@@ -213,9 +215,9 @@ inline uint16_t to_half(float a) {
         return sign | 0x7c00;
     }
     if (magnitude < 0x1p-14f) {
-        return sign | uint16_t(__builtin_rintf(ldexpf(magnitude, 24)));
+        return sign | uint16_t(__builtin_rintf(__builtin_ldexpf(magnitude, 24)));
     }
-    return uint16_t(sign + ((exponent + 14) << 10) + int(__builtin_rintf(ldexpf(fraction, 11))) - 1024);
+    return uint16_t(sign + ((exponent + 14) << 10) + int(__builtin_rintf(__builtin_ldexpf(fraction, 11))) - 1024);
 }
 __forceinline__ uint16_t to_bfloat(float a) {
     const uint32_t bits = as<uint32_t>(a);

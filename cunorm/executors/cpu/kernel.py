@@ -22,6 +22,7 @@ INCLUDE = "cunorm/executors/cpu/include"
 #: Headers that precede a kernel's text, and the headers of the runtime's object, in their order of inclusion.
 KERNEL_HEADERS = ("runtime.h", "calls.h", "access.h", "instrumentation.h", "shuffles.h", "builtins.h", "entry.h")
 RUNTIME_HEADERS = (
+    "system.h",
     *KERNEL_HEADERS,
     "faults.h",
     "scheduler.h",

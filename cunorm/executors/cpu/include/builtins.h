@@ -199,6 +199,18 @@ __forceinline__ int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(unsi
 
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
 
+// Functions of CUDA that the C library has too. <math.h> would make each build some milliseconds longer.
+extern "C" {
+#define CUNORM_CPU_MATH(T, suffix) \
+    T exp##suffix(T) noexcept, exp2##suffix(T) noexcept, log##suffix(T) noexcept, log2##suffix(T) noexcept; \
+    T sqrt##suffix(T) noexcept, fabs##suffix(T) noexcept, floor##suffix(T) noexcept, ceil##suffix(T) noexcept; \
+    T rint##suffix(T) noexcept, tanh##suffix(T) noexcept, erf##suffix(T) noexcept, pow##suffix(T, T) noexcept; \
+    T fmax##suffix(T, T) noexcept, fmin##suffix(T, T) noexcept, fma##suffix(T, T, T) noexcept;
+CUNORM_CPU_MATH(double, )
+CUNORM_CPU_MATH(float, f)
+#undef CUNORM_CPU_MATH
+}
+
 #define CUNORM_CPU_MINIMUM(T) \
     __forceinline__ T min(T a, T b) { return a < b ? a : b; } \
     __forceinline__ T max(T a, T b) { return a < b ? b : a; }

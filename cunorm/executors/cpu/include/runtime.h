@@ -9,7 +9,7 @@
 //
 // No state is global, so several operating-system threads run disjoint blocks of one launch at the same time. A fiber
 // finds its Stack header from its own stack pointer, and everything else through that header. Only C headers are
-// included: with the C++ library some compilers take a minute.
+// included: with the C++ library some compilers take a minute. The larger ones are in system.h, for the runtime alone.
 //
 // There are two builds. The plain build is for use: it checks alignment and bounds of accesses to global memory. In the
 // checked build (CUNORM_CPU_CHECKED) the compiler also calls the runtime at every memory access (hooks.h). The runtime
@@ -18,18 +18,10 @@
 // C++ compilers define _GNU_SOURCE. The C library's extensions would then declare names, such as `finite`, that kernels
 // define.
 #undef _GNU_SOURCE
-#include <math.h>
-#include <pthread.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-extern "C" int getpid() noexcept;       // <unistd.h> would declare names that kernels define
-extern "C" int sched_yield() noexcept;  // <sched.h> declares it only with extensions
 #ifdef __SANITIZE_ADDRESS__
 extern "C" void __asan_unpoison_memory_region(const volatile void*, size_t);
 extern "C" void __asan_poison_memory_region(const volatile void*, size_t);
