@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cunorm.core.problem import ITEMSIZE
 from tests.battery.batch_norm import batch_norm_cases, gather_cases
 from tests.battery.case import Case
 from tests.battery.group_norm import group_norm_cases
@@ -45,23 +44,16 @@ def cases(op: str, strategy: str) -> list[Case]:
     return [case for case in CASES if (case.op, case.strategy) == (op, strategy)]
 
 
-def with_few_builds(op: str, strategy: str, *, every_size: bool) -> list[Case]:
+def with_few_builds(op: str, strategy: str) -> list[Case]:
     """The cases of a strategy that need no builds but one per kernel and layout, the one that most cases share.
 
-    Compiling takes most of the time of the battery. These are about half of its cases, with a fifth of its builds, or a
-    third with `every_size`.
-
-    Parameters
-    ----------
-    every_size : bool
-        One build per kernel, layout and size of an element instead.
+    Compiling takes most of the time of the battery. These are about half of its cases, with a fifth of its builds.
     """
     found = [(case, case.builds) for case in cases(op, strategy)]
     shared = Counter(build for _, needed in found for build in needed)
     reached, taken = set(), set()
     for case, needed in sorted(found, key=lambda one: -min(shared[build] for build in one[1])):
-        size = ITEMSIZE[case.dtype] if every_size else 0
-        kernels = {(kernel, case.last, size) for kernel in case.kernels}
+        kernels = {(kernel, case.last) for kernel in case.kernels}
         if not kernels <= reached:
             reached |= kernels
             taken |= needed

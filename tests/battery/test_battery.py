@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from cunorm.core.arrays import DTYPES
-from cunorm.core.problem import ITEMSIZE
 from cunorm.ops.registry import OPS
 from tests.battery import cases as battery
-from tests.battery.case import ORDERS, Case, forget, kernel_files
+from tests.battery.case import ORDERS, forget, kernel_files
 from tests.mutation import run as mutation
 
 
@@ -30,7 +29,7 @@ def test_results_are_correct_and_bitwise_equal_in_every_order(
     """Two orders of threads, and the cases that need few builds; with --long all of ORDERS, and all cases."""
     long = pytestconfig.getoption("--long")
     orders = ORDERS if long else ORDERS[::2]
-    found = battery.cases(op, strategy) if long else battery.with_few_builds(op, strategy, every_size=True)
+    found = battery.cases(op, strategy) if long else battery.with_few_builds(op, strategy)
     assert found, f"cases.py has no case for strategy {strategy} of {op}"
     for case in found:
         seen = set()
@@ -76,19 +75,11 @@ def test_every_kernel_file_is_reached() -> None:
 
 
 @pytest.mark.parametrize(("op", "strategy"), STRATEGIES, ids=[f"{op}-{strategy}" for op, strategy in STRATEGIES])
-def test_the_cases_with_few_builds_reach_every_kernel_layout_and_size(op: str, strategy: str) -> None:
-    every, fewer, few = (
-        battery.cases(op, strategy),
-        battery.with_few_builds(op, strategy, every_size=True),
-        battery.with_few_builds(op, strategy, every_size=False),
-    )
-    assert {*map(id, few)} <= {*map(id, fewer)} <= {*map(id, every)}
-
-    def reached(found: list[Case], *, size: bool) -> set[tuple[str, bool, int]]:
-        return {(kernel, one.last, size * ITEMSIZE[one.dtype]) for one in found for kernel in one.kernels}
-
-    assert reached(fewer, size=True) == reached(every, size=True)
-    assert reached(few, size=False) == reached(every, size=False)
+def test_the_cases_with_few_builds_reach_every_kernel_and_layout(op: str, strategy: str) -> None:
+    every, few = battery.cases(op, strategy), battery.with_few_builds(op, strategy)
+    assert {*map(id, few)} <= {*map(id, every)}
+    reached, all_of = ({(kernel, one.last) for one in found for kernel in one.kernels} for found in (few, every))
+    assert reached == all_of
     if len(every) > 20:
         assert len(few) > len(every) / 8  # the chosen builds are those that many cases share
 

@@ -53,7 +53,8 @@ def alone() -> float:
     return 100 * float(train_digits.run("batch", epochs=1).accuracies[-1])
 
 
-@pytest.mark.parametrize("engine", [pytest.param("gloo", marks=pytest.mark.long), "mpi"])
+@ENGINES
+@pytest.mark.long
 def test_two_processes_reach_the_accuracy_of_one(engine: str, tmp_path: Path) -> None:
     if (reason := missing(engine)) is not None:
         pytest.skip(reason)
@@ -71,7 +72,9 @@ def test_the_full_training_reaches_97_percent(engine: str, tmp_path: Path) -> No
     assert found == pytest.approx(accuracy_of(tmp_path), abs=0.3)
 
 
-@pytest.mark.parametrize(("norm", "world"), [("batch", 2), ("batch", 3), ("layer", 2)])
+@pytest.mark.parametrize(
+    ("norm", "world"), [("batch", 2), pytest.param("batch", 3, marks=pytest.mark.long), ("layer", 2)]
+)
 def test_the_losses_are_those_of_one_process(norm: str, world: int) -> None:
     """In float64 with 70 images: the second batch has 6, so some ranks have more than others."""
     options: dict[str, Any] = {"dtype": "float64", "epochs": 1, "images": 70, "check_every": 1}

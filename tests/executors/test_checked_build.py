@@ -215,8 +215,11 @@ def test_a_lock_that_is_never_released_is_a_deadlock(build: str, monkeypatch: py
 COMPILERS = {compiler.name: compiler for compiler in cxx.present()}
 
 
-# zig first compiles libraries of its own, which takes a minute.
-@pytest.mark.parametrize("name", ["g++", "clang++", pytest.param("zig", marks=pytest.mark.long)])
+# zig first compiles libraries of its own, which takes a minute for a program and some seconds for a kernel.
+SLOW = {"zig": pytest.mark.long}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in ("g++", "clang++", "zig")])
 def test_the_checked_build_of_every_compiler_loads(name: str) -> None:
     """The kernel of `grid` uses atomics. By default, clang calls hooks for them that the runtime does not define."""
     if name not in COMPILERS:
@@ -234,7 +237,7 @@ def test_the_checked_build_of_every_compiler_loads(name: str) -> None:
 
 
 @pytest.mark.parametrize("past", range(4))
-@pytest.mark.parametrize("name", COMPILERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in COMPILERS])
 def test_an_access_past_the_only_static_array_is_out_of_bounds(name: str, past: int) -> None:
     """Also if the array's size is no multiple of 16 bytes: nothing behind the array looks like shared memory."""
     text = """extern "C" __global__ void past(float* y, long long at) {

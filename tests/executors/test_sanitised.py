@@ -158,15 +158,22 @@ def test_some_kernels_under_the_sanitisers(op: str, strategy: str, labels: list[
     assert run_sanitised.call(run_sanitised.run_cases, found, ["random:3"]) == len(labels)
 
 
+#: The ops; those without a kernel of their own are marked long.
+WITH_KERNELS = [
+    pytest.param(op, marks=pytest.mark.long if all(one.kernels_of for one in spec.strategies.values()) else ())
+    for op, spec in OPS.items()
+]
+
+
 @pytest.mark.sanitise
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", WITH_KERNELS)
 def test_every_kernel_of_an_op_under_the_sanitisers(op: str, pytestconfig: pytest.Config) -> None:
     """One order of threads, and the cases that need few builds; with --long two orders, and all cases."""
     long = pytestconfig.getoption("--long")
     orders = ["ascending", "random:3"] if long else ["random:3"]
     found = []
     for strategy in OPS[op].strategies:
-        chosen = battery.cases(op, strategy) if long else battery.with_few_builds(op, strategy, every_size=False)
+        chosen = battery.cases(op, strategy) if long else battery.with_few_builds(op, strategy)
         assert chosen, f"cases.py has no case for strategy {strategy} of {op}"
         found += chosen
     assert run_sanitised.call(run_sanitised.run_cases, found, orders) == len(found) * len(orders)

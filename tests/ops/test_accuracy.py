@@ -23,11 +23,13 @@ from cunorm.ops.common.oracles import WHOLE
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Target, plan_for
 from cunorm.tiling import costmodel
+from tests.support.covering import every
 from tests.support.paths import ROOT
 
 FORWARDS = [("group_norm", "NCHW"), ("group_norm", "NHWC"), ("layer_norm", "NCHW"), ("batch_norm_stats", "NCHW"),
             ("batch_norm_stats", "NHWC")]  # fmt: skip
 STRATEGIES = [(op, layout, name) for op, layout in FORWARDS for name in OPS[op].strategies]
+LONG_OF_FLOAT16 = [pytest.param(*one, "float16", marks=pytest.mark.long) for one in STRATEGIES]
 STATISTICS = ("mean", "rstd", "invstd")
 #: Number of slices of each kind, for strategies (FEW) and for NumPy's largest error (MANY).
 FEW, MANY = 2, 48
@@ -102,9 +104,10 @@ def check(op: str, layout: str, strategy: str, dtype: str, length: int) -> int:
     return tiles
 
 
-# The kernels of bfloat16 run in another test too, so the quick suite builds no others for this one.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.long)])
-@pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
+@pytest.mark.parametrize(
+    ("op", "layout", "strategy", "dtype"),
+    [*every(2, [(*one, dtype) for dtype in ("float32", "bfloat16") for one in STRATEGIES]), *LONG_OF_FLOAT16],
+)
 def test_statistics_are_within_the_goal_of_pairwise_sums(
     op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType
 ) -> None:
@@ -118,7 +121,8 @@ def test_statistics_are_within_the_goal_of_pairwise_sums(
 @pytest.mark.parametrize(("op", "layout", "strategy", "length"), [
     ("batch_norm_stats", "NHWC", "column", 80000), ("batch_norm_stats", "NCHW", "block", 16000),
     ("batch_norm_stats", "NCHW", "cluster", 80000),
-    ("group_norm", "NHWC", "block", 80000), ("group_norm", "NHWC", "split", 80000),
+    ("group_norm", "NHWC", "split", 80000),
+    pytest.param("group_norm", "NHWC", "block", 80000, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_long_chains_of_16_bit_values_do_not_drift(
     op: str, layout: str, strategy: str, length: int, accuracy: ModuleType
@@ -127,7 +131,7 @@ def test_long_chains_of_16_bit_values_do_not_drift(
     assert check(op, layout, strategy, "bfloat16", length) > 0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.long), "bfloat16"])
 @pytest.mark.parametrize(("op", "layout", "strategy"), [
     ("layer_norm", "NCHW", "cluster"), ("layer_norm", "NCHW", "grid"), ("group_norm", "NCHW", "cluster"),
     ("group_norm", "NHWC", "cluster"),

@@ -32,7 +32,6 @@ CANCELLING = (
 #: Strategies whose first case runs in the quick suite: distributed shared memory, tickets, bulk copies, shuffles.
 QUICK = (
     "group_norm_backward-cluster",
-    "group_norm_backward-grid",
     "layer_norm_backward-block",
     "layer_norm-warp",
     "batch_norm_backward_reduce-column",

@@ -190,15 +190,18 @@ Memory = tuple[Callable[[], Arrays], "str | Tile | None", "str | None"]
 def cases_of(contracts: Iterable[Contract]) -> list[Any]:
     """Parameters (contract, wrong cases, state), by the argument that the error names.
 
-    Thousands of cases with a test each would take minutes more. Wrong out and workspace have no "allocating" state.
+    Thousands of cases with a test each would take minutes more. Wrong out and workspace have no "allocating" state. The
+    quick suite runs each argument in the state "warm" and in one of the others, in turn.
     """
     found = []
     for one in contracts:
-        for name in dict.fromkeys(case[1] for case in one.wrong):
+        for turn, name in enumerate(dict.fromkeys(case[1] for case in one.wrong)):
             cases = [case for case in one.wrong if case[1] == name]
-            for state in STATES:
-                if state != "allocating" or name not in ("out", "workspace"):
-                    found.append(pytest.param(one, cases, state, id=f"{one.op}: {name}-{state}"))
+            states = STATES if name not in ("out", "workspace") else STATES[:2]
+            for state in states:
+                quick = state in ("warm", STATES[::2][turn % 2] if len(states) > 2 else "cold")
+                marks = () if quick else pytest.mark.long
+                found.append(pytest.param(one, cases, state, id=f"{one.op}: {name}-{state}", marks=marks))
     return found
 
 

@@ -51,7 +51,7 @@ def test_shortlisted_tiles_are_in_the_search_spaces(op: str, maker: ModuleType) 
     assert listed < every / 2 if op in shortlist._document() else listed == every <= maker.SMALL
 
 
-@pytest.mark.parametrize("share", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("op", LISTED)
 def test_workloads_get_the_default_of_a_ranking_of_all_tiles(op: str, share: int, maker: ModuleType) -> None:
     """In bfloat16 on an H200 the tiles must be equal, because docs/speed/byte-floor.md reports their traffic.

@@ -36,7 +36,7 @@ def sample(dtype=torch.float32, shape=(4, C, 3, 2)):
             ("other_dtype", "equal", "exchanges", "parallel", "compiled"),
             ("35 cases agree", "one exchange each way", "DDP agrees", "compiled cases agree"),
         ),
-        (3, ("equal", "subgroup"), ("17 cases agree", "groups are kept")),
+        pytest.param(3, ("equal", "subgroup"), ("17 cases agree", "groups are kept"), marks=pytest.mark.long),
         pytest.param(
             2,
             ("compiled_options", "parallel_compiled"),
