@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import multiprocessing
@@ -70,7 +71,8 @@ ROUNDS = 9
 #: the dtype. Rows of sums are added in another order, in float32.
 AGREE = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 1e-5, "float64": 1e-12}
 WITHOUT_GPU = "H100"  # the device for which `draw` and `build` work on a machine without a GPU
-CHUNK = 4  # kernels that a process of `build` takes at once
+CHUNK = 4  # kernels or problems that a process takes at once
+MANY = 50  # problems from which on `table` starts processes
 LATE = "not begun in time"
 RANDOM_ELEMENTS = 2**20  # random values that are repeated to fill an array
 
@@ -417,6 +419,16 @@ def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
     return entry
 
 
+def entries_of(measured: Sequence[tuple[Problem, dict[str, Any]]]) -> list[table.Entry]:
+    """The table entries of problems. If there are many, all cores rank their tiles."""
+    if len(measured) < MANY:
+        found = [*itertools.starmap(entry_of, measured)]
+    else:
+        with multiprocessing.get_context("spawn").Pool(settings.cores()) as pool:
+            found = pool.starmap(entry_of, measured, CHUNK)
+    return [one for one in found if one is not None]
+
+
 def write_table(asked: argparse.Namespace) -> None:
     """Write the table of the fastest measured tiles.
 
@@ -427,7 +439,7 @@ def write_table(asked: argparse.Namespace) -> None:
     if len(devices) != 1:
         raise SystemExit(f"FILE: times of {' and '.join(sorted(devices)) or 'no device'}, expected those of one device")
     wanted = [(problem, raw) for problem, raw in measured if not asked.op or problem.op in asked.op]
-    found = [one for problem, raw in wanted if (one := entry_of(problem, raw)) is not None]
+    found = entries_of(wanted)
     table.update(asked.table, device_of(measured[0][1]), measured[0][1]["software"], found, anew=asked.op)
     print(f"{asked.table}: {len(found)} entries of {len(wanted)} problems")
 

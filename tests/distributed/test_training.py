@@ -18,6 +18,7 @@ import pytest
 
 from tests.distributed.processes import OPEN_MPI, missing
 from tests.distributed.threads import Threads
+from tests.support.covering import every
 from tests.support.paths import ROOT, environment
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -72,9 +73,7 @@ def test_the_full_training_reaches_97_percent(engine: str, tmp_path: Path) -> No
     assert found == pytest.approx(accuracy_of(tmp_path), abs=0.3)
 
 
-@pytest.mark.parametrize(
-    ("norm", "world"), [("batch", 2), pytest.param("batch", 3, marks=pytest.mark.long), ("layer", 2)]
-)
+@pytest.mark.parametrize(("norm", "world"), every(3, [("batch", 2), ("batch", 3), ("layer", 2)]))
 def test_the_losses_are_those_of_one_process(norm: str, world: int) -> None:
     """In float64 with 70 images: the second batch has 6, so some ranks have more than others."""
     options: dict[str, Any] = {"dtype": "float64", "epochs": 1, "images": 70, "check_every": 1}

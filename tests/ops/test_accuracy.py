@@ -160,7 +160,7 @@ def test_statistics_of_long_slices_are_within_the_goal(
     check(op, layout, strategy, dtype, 400000)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("op", "layout", "strategy"), STRATEGIES)
 def test_a_variance_that_overflows_is_nan(
     op: str, layout: str, strategy: str, dtype: str, accuracy: ModuleType, monkeypatch: pytest.MonkeyPatch

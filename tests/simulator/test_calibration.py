@@ -20,7 +20,7 @@ def result() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "nbytes"), [("H100", 24 << 20), pytest.param("H200", 64 << 20, marks=pytest.mark.long)]
+    ("name", "nbytes"), [("H100", 16 << 20), pytest.param("H200", 64 << 20, marks=pytest.mark.long)]
 )
 def test_a_copy_reaches_the_bandwidth_of_a_copy(tools: None, name: str, nbytes: int) -> None:
     gpu = clock.GPUS[name]

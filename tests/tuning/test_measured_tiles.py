@@ -151,6 +151,19 @@ def test_the_table_has_the_fastest_tile(
     assert (entry.tile, entry.source) == (tiles[chosen], table.MEASURED)
 
 
+def test_other_processes_find_the_same_entries(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, problem, _ = measured(script, tmp_path, [10.0, 5.0, 7.0], [0.0, 0.0, 0.0])
+    monkeypatch.setattr(settings, "cores", lambda: 1)
+    tables = []
+    for many in (2, 1):
+        monkeypatch.setattr(script, "MANY", many)
+        script.main(["table", str(path), "--table", str(tmp_path / f"{many}.json")])
+        tables.append(table.read(tmp_path / f"{many}.json").entries)
+    assert tables[0] == tables[1] and [*tables[0]] == [problem]
+
+
 def test_an_op_anew_has_no_entry_whose_default_was_not_measured(script: ModuleType, tmp_path: Path) -> None:
     """Without ``--op`` the old entry stays. Entries of other ops stay in any case."""
     path, problem, tiles = measured(script, tmp_path, [10.0, 5.0, 7.0], [0.0, 0.0, 0.0])

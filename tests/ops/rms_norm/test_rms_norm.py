@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from cunorm.core.arrays import DTYPES
 from tests.conftest import Executor
 from tests.ops.layer_norm.test_layer_norm import IDS, SHAPES
 from tests.ops.layer_norm.test_layer_norm import tile_of as layer_tile
-from tests.support.covering import pairwise
+from tests.support.covering import every, pairwise
 from tests.support.problems import RmsArrays, layer_arrays, rms_arrays, shifted
 
 #: One tile per strategy, as for LayerNorm.
@@ -114,8 +115,7 @@ def test_an_offset_of_gamma_is_added_in_the_precision_of_the_sums(strategy: str,
     assert np.all(executor.get(y).astype(np.float32) == 1)  # without gamma the factor is 1
 
 
-@EACH
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize(("dtype", "strategy"), every(2, itertools.product(DTYPES, STRATEGIES)))
 def test_h_is_the_sum_rounded_once(dtype: str, strategy: str, executor: Executor) -> None:
     """Bit for bit, also where a sum lies halfway between two values, or next to halfway."""
     random = np.random.default_rng(1)

@@ -466,6 +466,7 @@ def test_steps_that_the_time_limit_excludes_are_named(tmp_path: Path) -> None:
 
 
 @needs_bash
+@pytest.mark.long
 def test_the_page_is_generated_when_no_time_is_left_to_tune_and_bench(tmp_path: Path) -> None:
     """The copy of the script reserves all of its time for the page."""
     done = proof("--dry-run", "--part", "2", script=changed(tmp_path, "page_seconds=20", "page_seconds=100000"))
