@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,27 +19,25 @@ from typing import Any
 import pytest
 
 from cunorm.core.devices import KNOWN
-from cunorm.core.errors import CompileError
 from cunorm.core.problem import ITEMSIZE, LAYOUTS
 from cunorm.core.strategy import Tile
 from cunorm.gate import gate, kernel_report
 from cunorm.gate.gate import Build, BuildResult, GateCase
-from cunorm.jit import nvrtc, sources
-from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages_in
+from cunorm.jit import sources
+from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage
 from cunorm.jit.sources import TEXTS
 from cunorm.ops.registry import OPS
 from tests.kernels.kernel_checks import expanded
+from tests.support.compilers import NVRTCS, SMALL, needs_nvrtc
 from tests.support.covering import every
 from tests.support.paths import KERNELS as TEST_KERNELS
 
-NVRTCS = nvrtc.ends()
 #: One compiler thread per worker of pytest-xdist, because the other workers use the other cores.
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None
 CASES = gate.cases()
 #: The pairs of op and strategy that have kernels of their own.
 OWN = [(op.name, name) for op in OPS.values() for name, one in op.strategies.items() if one.kernels_of is None]
 OLD, NEW = Nvrtc("12.8.1", "/nowhere"), Nvrtc("13.5.1", "/elsewhere")
-needs_nvrtc = pytest.mark.skipif(not NVRTCS, reason=f"needs NVRTC {nvrtc.supported()}: see `cunorm doctor --kernels`")
 
 #: Kernels that load or store tensors. Their names end in a strategy or in a phase of it. All other kernels only access
 #: workspaces and parameters.
@@ -70,7 +66,6 @@ extern "C" __global__ void stack(const int* x, int* y) {
     for (int i = 0; i < 64; ++i) y[i] = held[x[64 + i] & 63];
 }
 """
-SMALL = 'extern "C" __global__ void small(float* x) { x[threadIdx.x] = 1; }'
 
 
 def build_of(text: str, architecture: str = "sm_90", threads: int = 128, version: Nvrtc | None = None) -> Build:
@@ -83,12 +78,6 @@ def build_of(text: str, architecture: str = "sm_90", threads: int = 128, version
 
 def faults(results: list[BuildResult]) -> str:
     return "\n".join(dict.fromkeys(fault for result in results for fault in result.faults()))
-
-
-@pytest.fixture
-def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
-    return tmp_path / "nvrtc"
 
 
 # ---- the kernels of cunorm ------------------------------------------------------------------------------------------
@@ -494,178 +483,11 @@ def test_the_gate_finds_loads_that_are_cut_except_those_of_gamma_and_beta() -> N
 
 
 @needs_nvrtc
-def test_a_kernel_that_does_not_compile_is_a_fault(empty_cache: Path) -> None:
+def test_a_kernel_that_does_not_compile_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path))
     (result,) = gate.run([build_of("#error not yet\n" + SMALL)])
     assert "does not compile" in result.faults()[0] and "not yet" in result.faults()[0]
-    assert not [*empty_cache.iterdir()]
-
-
-def test_the_usages_of_every_kernel_are_parsed_from_ptx_and_log() -> None:
-    log = (
-        "ptxas info    : 48 bytes gmem\n"
-        "ptxas info    : Compiling entry function 'one' for 'sm_90'\n"
-        "ptxas         .     8 bytes stack frame, 16 bytes spill stores, 4 bytes spill loads\n"
-        "ptxas info    : Used 210 registers, used 2 barriers, 400 bytes smem\n"
-        "ptxas info    : Compiling entry function 'two' for 'sm_90'\n"
-        "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
-        "ptxas info    : Used 24 registers\n"
-    )
-    ptx = (
-        ".visible .entry one(\nld.global.nc.v4.u32 {\nld.global.v2.f32 {\n"
-        "\tld.global.v4.u32 \t{%r1, %r2, %r3, %r4}, [%rd1];\n\tmov.b32 \t{%rs1, %rs2}, %r4;\n"
-        "\tld.global.v4.u32 \t{%r5, %r6, %r7, %r8}, [%rd1];\n\tmov.b32 \t{%rs3, %rs4}, %r9;\n"
-        ".entry two(\nst.global.v4.b32 [%rd]\n"
-    )
-    one, two = usages_in(ptx, log)
-    assert one == Usage("one", 210, 20, 8, 400, 2, 3, 0, taken_apart=1)
-    assert two == Usage("two", 24, 0, 0, 0, 0, 0, 1)
-    for unknown in ("", log.replace("spill stores", "spilled"), log.replace("Used 24 registers", "")):
-        with pytest.raises(CompileError):
-            usages_in(ptx, unknown)
-
-
-# ---- the cache ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that were passed to NVRTC."""
-    seen: list[str] = []
-    compile = Nvrtc.compile
-
-    def noted(self: Nvrtc, text: str, architecture: str) -> tuple[str, str]:
-        seen.append(text)
-        return compile(self, text, architecture)
-
-    monkeypatch.setattr(Nvrtc, "compile", noted)
-    return seen
-
-
-@needs_nvrtc
-def test_the_cache_key_covers_text_architecture_nvrtc_options_and_format(
-    empty_cache: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
-    assert nvrtc.usages(SMALL, "sm_90", NVRTCS[0]) == first
-    assert len(compiles) == 1
-    nvrtc.usages(SMALL.replace("1", "2"), "sm_90", NVRTCS[0])  # an edited kernel
-    nvrtc.usages(SMALL, "sm_80", NVRTCS[0])
-    nvrtc.usages(SMALL, "sm_90", Nvrtc(NVRTCS[0].version + ".1", NVRTCS[0].path))
-    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "-lineinfo"))
-    nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
-    monkeypatch.setattr(nvrtc, "_FORMAT", -1)
-    nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
-    assert len(compiles) == len(list(empty_cache.glob("*.json"))) == 6
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "half", "digit", "field", "binary", "folder"])
-def test_a_damaged_cache_entry_is_compiled_again(empty_cache: Path, compiles: list[str], damage: str) -> None:
-    first = nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
-    (file,) = empty_cache.iterdir()
-    text = file.read_text()
-    damaged = {
-        "half": text[: len(text) // 2],
-        "digit": text.replace('"spill_bytes": 0', '"spill_bytes": 1'),
-        "field": text.replace("spill_bytes", "spilt_bytes"),
-    }.get(damage, damage)
-    assert damaged != text
-    if damage == "folder":
-        file.unlink()
-        file.mkdir()
-    else:
-        file.write_bytes(b"\xff\xfe" if damage == "binary" else damaged.encode())
-    assert nvrtc.usages(SMALL, "sm_90", NVRTCS[0]) == first
-    assert len(compiles) == 2
-    assert damage == "folder" or file.read_text() == text
-
-
-@needs_nvrtc
-def test_an_unwritable_cache_raises_no_error(
-    compiles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CUNORM_CACHE_DIR", str(tmp_path / "file"))  # not a folder: even root cannot write into it
-    assert nvrtc.usages(SMALL, "sm_90", NVRTCS[0]) == nvrtc.usages(SMALL, "sm_90", NVRTCS[0])
-    assert len(compiles) == 2
-
-
-@needs_nvrtc
-def test_two_processes_write_the_same_cache_entries_at_once(empty_cache: Path, compiles: list[str]) -> None:
-    program = (
-        "import sys; from cunorm.jit import nvrtc; version = nvrtc.ends()[0]\n"
-        "for number in range(12):\n"
-        "    text = sys.argv[1].replace('= 1', f'= {number}')\n"
-        "    print(nvrtc.usages(text, 'sm_90', version)[0].registers)\n"
-    )
-    command = [sys.executable, "-c", program, SMALL]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate()[0].split() for process in running]
-    assert [process.returncode for process in running] == [0, 0]
-    assert told[0] == told[1] and len(told[0]) == 12
-    assert len(list(empty_cache.glob("*.json"))) == len(list(empty_cache.iterdir())) == 12
-    for number in range(12):
-        nvrtc.usages(SMALL.replace("= 1", f"= {number}"), "sm_90", NVRTCS[0])
-    assert compiles == []
-
-
-# ---- finding NVRTC --------------------------------------------------------------------------------------------------
-
-
-def test_unsupported_and_broken_nvrtcs_are_not_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    versions = {}
-    for number, version in enumerate(["12.6.85", "13.5.37", "12.10.3", "14.0.1", "12.8.93", "13.5.37"]):
-        folder = tmp_path / str(number) / "nvidia/cu13/lib"
-        folder.mkdir(parents=True)
-        (folder / "libnvrtc.so.13").touch()
-        (folder / "libnvrtc-builtins.so.13.0").touch()
-        versions[str(folder / "libnvrtc.so.13")] = version
-    broken = tmp_path / "broken/nvidia/cuda_nvrtc/lib"
-    broken.mkdir(parents=True)
-    (broken / "libnvrtc.so.12").write_text("no library")
-    opened = nvrtc._opened
-    monkeypatch.setattr(
-        nvrtc, "_opened", lambda path: Nvrtc(versions[path], path) if path in versions else opened(path)
-    )
-    monkeypatch.setattr(sys, "path", [str(folder) for folder in tmp_path.iterdir()])
-    monkeypatch.setattr(nvrtc, "_TOOLKITS", ())
-    assert [found.version for found in nvrtc.installed()] == ["12.8.93", "12.10.3", "13.5.37"]
-    assert [found.version for found in nvrtc.ends()] == ["12.8.93", "13.5.37"]
-
-
-def test_nvrtc_of_a_cuda_toolkit_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "lib64").mkdir()
-    (tmp_path / "lib64/libnvrtc.so.12.9.86").touch()
-    (tmp_path / "lib64/libnvrtc.so.12").symlink_to("libnvrtc.so.12.9.86")
-    monkeypatch.setattr(nvrtc, "_opened", lambda path: Nvrtc("12.9.86", path))
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    assert nvrtc.installed()[0].path == str(tmp_path / "lib64/libnvrtc.so.12.9.86")
-
-
-def test_nvrtc_options_equal_those_of_the_gpu_executor() -> None:
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    from cupy.cuda import compiler
-
-    from cunorm.executors import gpu
-
-    given: list[tuple[str, ...]] = []
-
-    class Program:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-        def compile(self, options: tuple[str, ...], *_: Any) -> Any:
-            given.append(options)
-            raise StopIteration
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "_NVRTCProgram", Program)
-        patch.setattr(compiler, "_preprocess", lambda *_, **__: "")
-        patch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda *_: ("-arch=sm_90", "cubin"))
-        patch.setenv("CUPY_CACHE_IN_MEMORY", "1")
-        with pytest.raises(StopIteration):
-            compiler._compile_with_cache_cuda(SMALL, gpu.OPTIONS, "90", cache_in_memory=True)
-    assert [option for option in given[0] if not option.startswith("-arch=")] == list(nvrtc.OPTIONS)
+    assert not [*(tmp_path / "nvrtc").iterdir()]
 
 
 # ---- test kernels ---------------------------------------------------------------------------------------------------

@@ -18,15 +18,15 @@ from cunorm.core.devices import KNOWN
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
-from cunorm.jit import cubins, nvrtc
+from cunorm.jit import cubins
 from cunorm.ops.registry import OPS
 from cunorm.runtime import plans
 from cunorm.tiling import costmodel, table
+from tests.support.compilers import needs_nvrtc
 from tests.support.paths import ROOT
 from tests.support.problems import forget_calls
 
 H100 = KNOWN["H100"]
-needs_nvrtc = pytest.mark.skipif(not nvrtc.ends(), reason="no NVRTC is installed")
 FACTS = {"device": asdict(H100), "software": {"cupy": "14.2"}, "copy": 3e12, "rounds": 9}
 
 

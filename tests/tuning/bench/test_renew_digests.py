@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from cunorm.core.devices import KNOWN
-from cunorm.jit import nvrtc, sources
+from cunorm.jit import sources
 from cunorm.ops.registry import OPS, problem_of
 from cunorm.tiling import costmodel, table
+from tests.support.compilers import needs_nvrtc
 from tests.support.paths import ROOT
-
-needs_nvrtc = pytest.mark.skipif(not nvrtc.ends(), reason=f"needs NVRTC {nvrtc.supported()}")
 
 PROBLEMS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "batch_norm_elemt": ((2, 8, 5), {}),
