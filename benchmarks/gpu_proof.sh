@@ -121,7 +121,7 @@ part_1() {
   python -c "import pytest_timeout" 2>/dev/null && patience="--timeout=120 --timeout-method=thread"
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck synccheck; do
-      # Two processes per tool, which take about equally long.
+      # Two processes per tool share the cases.
       beside "$tool 1" compute-sanitizer --tool "$tool" --error-exitcode 9 python -m tests.battery.one_per_kernel --only "^group_"
       beside "$tool 2" compute-sanitizer --tool "$tool" --error-exitcode 9 python -m tests.battery.one_per_kernel --only "^(?!group_)"
     done
@@ -167,7 +167,7 @@ print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
     fi
     step "tune $workload" python -m cunorm tune --workload "$workload" --dtype $dtype --seconds 2 --table "$table" --resume
     CUNORM_TILING_TABLE=$table step "bench $workload" python -m cunorm bench --workload "$workload" --dtype $dtype \
-      --peers torch,liger,quack,flashinfer,apex --json "$results/bench-$device-$workload-$date.json"
+      --peers torch,torch.compile,liger,quack,flashinfer,apex --json "$results/bench-$device-$workload-$date.json"
   done
   deadline=$((until - page_seconds))
   if [ -n "$dry" ]; then
