@@ -14,9 +14,11 @@
 // results. The kernel takes any size.
 #include "batch_norm/joined_rows.cuh"
 #include "batch_norm/sums_out.cuh"
+#include "common/text.cuh"
 
-// Threads per multiprocessor. In double the sums and their places take more registers than 768 threads leave.
-constexpr int sweep_threads = sizeof(acc_t) == sizeof(float) ? 768 : 512;
+// Threads per multiprocessor. In double the sums and their places take more registers than 768 threads leave, and so do
+// the sizes that are no constants in the generic text.
+constexpr int sweep_threads = is_specialised && sizeof(acc_t) == sizeof(float) ? 768 : 512;
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(sweep_threads))
     batch_norm_backward_reduce_sweep(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* invstd,

@@ -10,8 +10,12 @@
 // of y is written by the thread that has read the same element of x. So y may be the same array as x.
 #include "batch_norm/channel_affine.cuh"
 #include "batch_norm/joined_rows.cuh"
+#include "common/text.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(768))
+// Threads per multiprocessor. In the generic text the sizes are no constants, and take more registers.
+constexpr int column_threads = is_specialised ? 768 : 512;
+
+extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(column_threads))
     batch_norm_elemt_column(const data_t* x, const stat_t* mean, const stat_t* invstd, const gamma_t* gamma,
                             const beta_t* beta, y_t* y, long long N, long long columns, long long HxW, long long chunk,
                             long long chunks, long long C, long long left, long long most_columns, long long sweeps,

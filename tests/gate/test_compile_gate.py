@@ -167,6 +167,10 @@ def kept_on_chip(threads: int) -> Tile:
     return Tile("grid", chunk=64, groups=4, keep="shared", prefetch_tiles=1, threads=threads)
 
 
+def in_columns(threads: int) -> Tile:
+    return Tile("column", chunk=4, columns=8, threads=threads)
+
+
 #: Tiles, and the architecture and the NVRTC with which their generic text once spilled. The quick suite compiles each
 #: second one.
 GENERIC_SPILLS = [
@@ -179,6 +183,8 @@ GENERIC_SPILLS = [
     ("group_norm", "bfloat16", "NCHW", in_registers(packs=8, threads=512), "sm_120", -1),
     ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=128), "sm_120", 0),
     ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=512), "sm_120", 0),
+    ("batch_norm_elemt", "bfloat16", "NHWC", in_columns(threads=128), "sm_89", -1),
+    ("batch_norm_backward_reduce", "bfloat16", "NHWC", in_columns(threads=128), "sm_120", 0),
 ]
 
 
