@@ -386,10 +386,10 @@ def checked() -> dict[str, Any]:
     return {name: _checked_on(found) for name, found in sorted(by_device.items())}
 
 
-def _checked_on(measured: Sequence[tuple[Problem, dict[str, Any]]]) -> dict[str, Any]:
+def _checked_on(timed: Sequence[tuple[Problem, dict[str, Any]]]) -> dict[str, Any]:
     """The same on one device."""
     agreement, choice, strategies = {}, {}, defaultdict(list)
-    for problem, raw in measured:
+    for problem, raw in timed:
         device, timings, known = device_of(raw), timings_of(raw), OPS[problem.op].strategies
         made = [costmodel.evaluated(problem, known[tile.strategy], tile, device) for tile in timings]
         found = [one for one in made if one is not None]
@@ -407,7 +407,7 @@ def _checked_on(measured: Sequence[tuple[Problem, dict[str, Any]]]) -> dict[str,
         name: [len(found), *(round(float(one), 2) for one in np.quantile(found, (0.25, 0.5, 0.75)))]
         for name, found in sorted(strategies.items())
     }
-    dtypes = sorted({problem.dtype for problem, _ in measured})
+    dtypes = sorted({problem.dtype for problem, _ in timed})
     return {"dtypes": dtypes, "predicted_over_measured": ratios, "chosen": agreement, "chosen_and_fastest": choice}
 
 

@@ -118,14 +118,14 @@ def goals_section(device: str, documents: Sequence[Mapping[str, Any]], host: Map
     if host is not None:
         most = max(times["plan - launches"]["median_us"] for times in host["results"].values())
         line(f"a plan's call: {PLAN_US:.0f} us above the bare launches at most", f"{most:.1f} us", most <= PLAN_US)
-    return [*lines, "", *_far_off(device, large)]
+    return [*lines, "", *_far_off(large)]
 
 
 def _assumed(reason: str) -> bool:
     return reason.startswith("assumed")
 
 
-def _far_off(device: str, large: Sequence[Row]) -> list[str]:
+def _far_off(large: Sequence[Row]) -> list[str]:
     """The large backwards that are far from the copy's bandwidth, by what keeps their time up."""
     by_reason: dict[str, list[str]] = {}
     for name, op, layout, nbytes, share, strategy in large:

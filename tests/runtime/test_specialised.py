@@ -20,6 +20,7 @@ from cunorm.gate import gate
 from cunorm.jit import cubins, sources
 from cunorm.runtime import plans, specialised
 from cunorm.runtime.specialised import CALLS
+from tests.support.covering import every
 from tests.support.problems import TILES, forget_calls
 
 SHAPE: dict[str, Any] = {"shape": (2, 320, 64, 64), "dtype": "bfloat16", "num_groups": 32, "device": "H200"}
@@ -45,9 +46,9 @@ def finished() -> None:
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
 
-def launched(*dtypes: str) -> Iterator[tuple[Launch, Problem, Strategy, Tile]]:
-    """Launches of every strategy of every op and layout, in these dtypes; none: in all."""
-    for case in (one for one in gate.cases() if not dtypes or one.dtype in dtypes):
+def launched(dtype: str) -> Iterator[tuple[Launch, Problem, Strategy, Tile]]:
+    """Launches of every strategy of every op and layout."""
+    for case in (one for one in gate.cases() if one.dtype == dtype):
         for problem, tile in gate.spread(case, "sm_90")[:1]:
             for launch in case.solver.launches(problem, tile):
                 yield launch, problem, case.solver, tile
@@ -84,9 +85,10 @@ def test_an_array_that_is_absent_for_one_sample_only() -> None:
     assert "CUNORM_ALIGNED(workspace)" not in text
 
 
-def test_every_kernel_has_a_specialised_text_of_the_same_parameters() -> None:
+@pytest.mark.parametrize("dtype", every(4, ("bfloat16", "float16", "float32", "float64")))
+def test_every_kernel_has_a_specialised_text_of_the_same_parameters(dtype: str) -> None:
     entries = set()
-    for launch, problem, strategy, tile in launched("bfloat16"):
+    for launch, problem, strategy, tile in launched(dtype):
         fixed = sources.fixed_arguments(launch, problem, strategy, tile)
         text = sources.kernel_text(launch, problem, strategy, tile, "specialised")
         for name, value in fixed.items():

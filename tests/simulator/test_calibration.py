@@ -11,6 +11,7 @@ import pytest
 from benchmarks.simulator import clock, probes
 from benchmarks.simulator.peers import calibration
 from benchmarks.simulator.peers.published import BANDWIDTHS, PROTOCOLS, ROWS
+from tests.support.covering import every
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +20,7 @@ def result() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "nbytes"), [("H100", 16 << 20), pytest.param("H200", 64 << 20, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("name", "nbytes"), every(3, [("H100", 16 << 20), ("H100", 24 << 20), ("H200", 64 << 20)]))
 def test_a_copy_reaches_the_bandwidth_of_a_copy(tools: None, name: str, nbytes: int) -> None:
     gpu = clock.GPUS[name]
     launch, x, y = probes.copy(nbytes)

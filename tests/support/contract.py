@@ -30,8 +30,8 @@ Change = Callable[[Arguments], Arguments]
 Wrong = tuple[str, str, Any, Change]
 
 EITHER = (TypeError, ValueError)
-#: The call before the wrong call: none, the right call, or the right call without out and workspace.
-STATES = ("cold", "warm", "allocating")
+#: The call before the wrong call: the right call, none, or the right call without out and workspace.
+STATES = ("warm", "cold", "allocating")
 
 
 def flat(value: Any) -> Iterator[np.ndarray]:
@@ -197,10 +197,9 @@ def cases_of(contracts: Iterable[Contract]) -> list[Any]:
     for one in contracts:
         for turn, name in enumerate(dict.fromkeys(case[1] for case in one.wrong)):
             cases = [case for case in one.wrong if case[1] == name]
-            states = STATES if name not in ("out", "workspace") else STATES[:2]
-            for state in states:
-                quick = state in ("warm", STATES[::2][turn % 2] if len(states) > 2 else "cold")
-                marks = () if quick else pytest.mark.long
+            first, *others = STATES if name not in ("out", "workspace") else STATES[:2]
+            for state in (first, *others):
+                marks = () if state in (first, others[turn % len(others)]) else pytest.mark.long
                 found.append(pytest.param(one, cases, state, id=f"{one.op}: {name}-{state}", marks=marks))
     return found
 

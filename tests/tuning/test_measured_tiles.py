@@ -38,7 +38,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def drawn(script: ModuleType, folder: Path, *more: str) -> list[tuple[Problem, list[Tile]]]:
     out = folder / "tiles.jsonl"
-    script.main(["draw", "--workloads", "mlp", "--out", str(out), *more])
+    script.main(["draw", "--device", "H100", "--workloads", "mlp", "--out", str(out), *more])
     return [(problem, [Tile.of(one) for one in raw["tiles"]]) for problem, raw in script.lines_of(out)]
 
 

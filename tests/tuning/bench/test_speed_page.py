@@ -254,7 +254,7 @@ def test_goals_are_compared_with_the_results(speed: ModuleType, tmp_path: Path) 
 
 
 def test_an_assumed_reason_is_marked_as_such() -> None:
-    lines = measured_sections._far_off("H200", [("name", "group_norm_backward", "NHWC", 1e8, 0.5, "grid")])
+    lines = measured_sections._far_off([("name", "group_norm_backward", "NHWC", 1e8, 0.5, "grid")])
     assert any("apart from those that begin with *Assumed*." in line for line in lines)
     assert "**Assumed: blocks wait for the sums of the others**\n" in lines
 
