@@ -188,7 +188,7 @@ def test_training_runs_without_a_matrix_library(norm: str) -> None:
 # Training with cunorm, and the checks of its results.
 
 
-@pytest.mark.parametrize("norm", every(3, ["group", "instance", "rms", "batch", "layer"]))
+@pytest.mark.parametrize("norm", every(5, ["group", "instance", "rms", "batch", "layer"]))
 def test_training_learns_and_agrees_with_the_oracle(norm: str) -> None:
     result = train_digits.run(norm, epochs=3, images=256, check_every=5)
     losses = result.losses
@@ -233,7 +233,7 @@ def spoiled(norm: str, tensor: str, factor: float, where: Callable[[Any], bool] 
     return with_function(function, spoil)
 
 
-@pytest.mark.parametrize(("norm", "tensor", "factor"), every(3, SPOILED))
+@pytest.mark.parametrize(("norm", "tensor", "factor"), every(6, SPOILED))
 def test_a_wrong_tensor_is_a_mismatch(norm: str, tensor: str, factor: float) -> None:
     """The cases include a dx of zeros, and a dgamma that is scaled by 0.5."""
     with pytest.raises(train_digits.GradientMismatch) as caught:

@@ -189,7 +189,7 @@ GENERIC_SPILLS = [
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("op", "dtype", "layout", "tile", "architecture", "which"), every(2, GENERIC_SPILLS))
+@pytest.mark.parametrize(("op", "dtype", "layout", "tile", "architecture", "which"), every(4, GENERIC_SPILLS))
 def test_the_generic_text_does_not_spill(
     op: str, dtype: str, layout: str, tile: Tile, architecture: str, which: int
 ) -> None:
@@ -275,7 +275,7 @@ def test_a_grid_without_an_activation_does_not_spill(dtype: str) -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize(("op", "activation", "most"), [
-    ("group_norm", "silu", (11, 8, 7)),
+    pytest.param("group_norm", "silu", (11, 8, 7), marks=pytest.mark.long),
     ("group_norm_backward", "silu", (6, 6, 6)),
     pytest.param("group_norm_backward", None, (8, 8, 8), marks=pytest.mark.long),
 ])  # fmt: skip
@@ -304,7 +304,7 @@ def test_a_cluster_of_columns_with_many_packs_does_not_spill(
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    "case", every(4, [case for case in CASES if is_long(case) and case.dtype != "float16"]), ids=str
+    "case", every(8, [case for case in CASES if is_long(case) and case.dtype != "float16"]), ids=str
 )
 def test_the_quick_suite_compiles_other_cases_to_ptx(case: GateCase) -> None:
     """The compiler proper, without ptxas, takes a fraction of a second. It checks the operands of inline PTX."""
@@ -528,7 +528,9 @@ KERNELS = [(path, name) for path in sorted(TEST_KERNELS.glob("*.cu")) for name i
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("path", "architecture"), KERNELS, ids=[f"{path.stem}-{name}" for path, name in KERNELS])
+@pytest.mark.parametrize(
+    ("path", "architecture"), every(2, KERNELS), ids=[f"{path.stem}-{name}" for path, name in KERNELS]
+)
 def test_test_kernels_compile(path: Path, architecture: str) -> None:
     compiles_for(path, architecture)
 

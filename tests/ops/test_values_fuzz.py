@@ -255,7 +255,7 @@ def check(op: str, dtypes: tuple[str, ...], mixed: bool, count: int) -> None:
 def test_random_calls(op: str) -> None:
     """float32 only, with the kernels of the kernel tests. Fewer calls of ops with the kernels of another op."""
     own = all(one.kernels_of is None for one in OPS[op].strategies.values())
-    check(op, ("float32",), False, 30 if own else 10)
+    check(op, ("float32",), False, 20 if own else 5)
 
 
 @pytest.mark.long

@@ -58,7 +58,7 @@ ALLOWED: dict[tuple[str, str, str | None], float] = {
     ("batch_norm_backward_elemt", "32,64,56x56", "NHWC"): 10.3,
 }
 EACH = pytest.mark.parametrize(
-    "key", every(2, [(key,) for key in ALLOWED]), ids=["-".join(filter(None, key)) for key in ALLOWED]
+    "key", every(4, [(key,) for key in ALLOWED]), ids=["-".join(filter(None, key)) for key in ALLOWED]
 )
 #: Channels-last slabs, whose threads access channels that are a pack apart: the only arrays in shared memory that need
 #: unused places against bank conflicts.

@@ -182,7 +182,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
         case.forward(executor, tile={name: value for name, value in tile.items() if name not in ("cluster", "stages")})
 
 
-@pytest.mark.parametrize(("rows", "length", "strategy"), [
+@pytest.mark.parametrize(("rows", "length", "strategy"), every(2, [
     (1024, 12288, "block"),  # few rows, wide
     (2048, 4096, "block"),
     (802816, 96, "warp"),  # many rows, narrow
@@ -193,7 +193,7 @@ def test_other_tiles(tile: dict[str, Any], executor: Executor) -> None:
     (512, 33333, "cluster"),  # longer than a block holds
     (67, 123479, "grid"),  # too few rows to amortise the loads of the parameters
     (64, 300000, "split"),  # longer than a cluster holds
-])  # fmt: skip
+]))  # fmt: skip
 def test_the_cost_model_s_strategy_of_named_shapes(rows: int, length: int, strategy: str, executor: Executor) -> None:
     """The cost model selects this strategy, and the selected tile gives correct results for a few of the rows."""
     options: dict[str, Any] = {"shape": (rows, length), "dtype": "bfloat16", "normalized_shape": length}

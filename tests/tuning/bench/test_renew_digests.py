@@ -76,6 +76,7 @@ def test_digests_of_the_same_code_are_renewed(script: ModuleType, tmp_path: Path
 
 
 @needs_nvrtc
+@pytest.mark.long
 def test_times_of_the_same_specialised_kernels_are_renewed(script: ModuleType, tmp_path: Path) -> None:
     """Stored times are those of specialised kernels. Here only the generic text has another launch bound."""
     old, new = checkout(tmp_path / "old"), checkout(tmp_path / "new")
