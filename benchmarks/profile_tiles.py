@@ -17,6 +17,7 @@ import argparse
 import csv
 import datetime
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,10 +86,14 @@ def draw(asked: argparse.Namespace) -> None:
 
 def ncu(asked: argparse.Namespace) -> None:
     """Run the problems under Nsight Compute, which writes its report to standard output."""
+    if shutil.which("ncu") is None:
+        raise SystemExit("ncu is not in PATH: install Nsight Compute, or add its folder to PATH")
     sections = [word for name in SECTIONS for word in ("--section", name)]
     run = [sys.executable, __file__, "run", str(asked.tiles)]
     with asked.csv.open("w", encoding="utf-8") as report:
-        subprocess.run(["ncu", *NCU, *sections, *run], stdout=report, check=True)
+        done = subprocess.run(["ncu", *NCU, *sections, *run], stdout=report)
+    if done.returncode != 0:
+        raise SystemExit(f"ncu ended with exit code {done.returncode}: read {asked.csv}, which has its messages")
 
 
 def run(asked: argparse.Namespace) -> None:

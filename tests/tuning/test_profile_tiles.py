@@ -112,14 +112,36 @@ def test_the_large_problems_furthest_from_the_copy_are_drawn_each_with_its_faste
     assert len(expected) > 1 and [*script.first_tiles(tmp_path / "out.jsonl")] == expected[:3]
 
 
+def run_ncu(script: ModuleType, folder: Path, commands: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the tiles under a program that consists of some commands; return what is in the report."""
+    program = folder / "ncu"
+    program.write_text(f"#!/bin/sh\n{commands}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    script.main(["ncu", "tiles.jsonl", "--csv", str(folder / "report.csv")])
+    return (folder / "report.csv").read_text(encoding="utf-8")
+
+
 def test_ncu_runs_the_tiles_and_its_output_is_the_report(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "ncu"
-    program.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    script.main(["ncu", "tiles.jsonl", "--csv", str(tmp_path / "report.csv")])
-    said = (tmp_path / "report.csv").read_text(encoding="utf-8")
+    said = run_ncu(script, tmp_path, 'echo "$@"', monkeypatch)
     assert said.startswith("--clock-control none --csv --page raw") and "--section WarpStateStats" in said
     assert said.endswith("benchmarks/profile_tiles.py run tiles.jsonl\n")
+
+
+def test_a_failed_ncu_is_an_error_that_names_the_report(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=r"^ncu ended with exit code 9: read .*report\.csv, which has its messages$"):
+        run_ncu(script, tmp_path, "echo ==ERROR== ERR_NVGPUCTRPERM; exit 9", monkeypatch)
+    assert "ERR_NVGPUCTRPERM" in (tmp_path / "report.csv").read_text(encoding="utf-8")
+
+
+def test_without_ncu_the_error_says_what_to_install(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"^ncu is not in PATH: install Nsight Compute, or add its folder to PATH$"):
+        script.main(["ncu", "tiles.jsonl", "--csv", str(tmp_path / "report.csv")])
+    assert not (tmp_path / "report.csv").exists()
