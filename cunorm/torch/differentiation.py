@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .launches import as_parameter
+from .launches import as_parameters
 from .norms import NORMS, Call, MaybeTensor, Norm, Options, by_torch, call_of, composite
 from .operators import LIBRARY, OPERATORS
 
@@ -28,6 +30,7 @@ def _plain(tensor: MaybeTensor) -> bool:
     return tensor is None or (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and (tensor.is_cpu or tensor.is_cuda)
         and not tensor.is_neg()
         and not tensor._is_zerotensor()
@@ -40,6 +43,7 @@ def _unwatched() -> bool:
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
+        or _len_torch_dispatch_stack_pre_dispatch()
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
@@ -61,7 +65,7 @@ def normalise(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor
             return call.forward(x, gamma, beta)[0]
     if _left_to_torch(options, x, gamma, beta):
         return by_torch(options, x, gamma, beta)
-    dense = NORMS[options.name].dense(x), as_parameter(gamma, x.dtype), as_parameter(beta, x.dtype)
+    dense = NORMS[options.name].dense(x), *as_parameters(gamma, beta, x.dtype)
     if any(new is not old for new, old in zip(dense, (x, gamma, beta), strict=True)):
         return normalise(options, *dense)
     options = options._replace(eps=float(options.eps))
@@ -77,17 +81,32 @@ def _left_to_torch(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeT
     """Whether torch's own function takes the call.
 
     Besides calls that cunorm does not take, these are: subclasses that implement torch's operators themselves, such as
-    DTensor, and do not know cunorm's; forward-mode differentiation; `torch.jit.trace`, whose file should run without
-    cunorm; and transforms of `torch.func` inside a compiled function, where torch ignores vmap rules.
+    DTensor, and do not know cunorm's; nested tensors; forward-mode differentiation; `torch.jit.trace` and
+    `torch.onnx.export`, whose files should run without cunorm; `torch.func.functionalize`, which takes no Function; and
+    transforms of `torch.func` inside a compiled function, where torch ignores vmap rules.
     """
     if torch.compiler.is_compiling():
         if torch._C._are_functorch_transforms_active():
             return True
-    elif torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+    elif (
+        not isinstance(x, Tensor)
+        or not all(one is None or isinstance(one, Tensor) for one in (gamma, beta))
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+        or _functionalized()
+    ):
         return True
-    if any(one is not None and is_traceable_wrapper_subclass(one) for one in (x, gamma, beta)):
+    given = [one for one in (x, gamma, beta) if one is not None]
+    if torch.onnx.is_in_onnx_export() or any(is_traceable_wrapper_subclass(one) or one.is_nested for one in given):
         return True
     return not NORMS[options.name].takes(options, x, gamma, beta)
+
+
+def _functionalized() -> bool:
+    """Whether one of the active transforms of `torch.func` is functionalize."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    return any(one.key() == TransformType.Functionalize for one in get_interpreter_stack() or ())
 
 
 class _Eager(Function):
@@ -105,11 +124,12 @@ class _Eager(Function):
         x, gamma, beta, *stats = ctx.saved_tensors
         call: Call = ctx.call
         mask = ctx.needs_input_grad[1 : 1 + len(call.norm.gradients)]
-        if torch.is_grad_enabled() or not (_unwatched() and _plain(dy) and _plain(x)):
+        # A hook on saved tensors may return another layout: the operators of `_gradient` read every layout.
+        if torch.is_grad_enabled() or not (
+            _unwatched() and _plain(dy) and _plain(x) and call.reads(x, gamma, beta, stats)
+        ):
             found = _gradient(dy, x, gamma, beta, call.options, mask, stats)
         else:
-            if x.stride() != call.stride:  # a hook on saved tensors may return another layout
-                call = call_of(call.options, x, gamma, beta)
             found = call.backward(dy, x, gamma, beta, stats, mask)
         return None, *found, *[None] * (3 - len(found))
 

@@ -26,7 +26,7 @@ def check_activation(activation: str | None) -> None:
 
 
 def group_norm(
-    x: Tensor,
+    input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -37,13 +37,13 @@ def group_norm(
 
     Parameters
     ----------
-    x : Tensor
+    input : Tensor
         Shape (N, C, \*). A contiguous or channels-last tensor is read in place; any other is copied once.
     num_groups : int
         Number of groups, a divisor of C.
     weight, bias : Tensor of shape (C,), optional
-        Scale and offset, in any floating dtype that is not wider than the statistics. Best in the dtype of x or in
-        float32: others are converted first.
+        Scale and offset, in any floating dtype that is not wider than the statistics. Best both in the input's dtype or
+        both in float32: others are converted first.
     eps : float
         Number that is added to the variance.
     activation : {None, "silu"}
@@ -52,7 +52,7 @@ def group_norm(
     Returns
     -------
     Tensor
-        Shape, dtype and memory layout of x, also under autocast. Contiguous if x was copied.
+        Shape, dtype and memory layout of the input, also under autocast. Contiguous if the input was copied.
 
     Raises
     ------
@@ -71,17 +71,24 @@ def group_norm(
     torch.Size([1, 4, 2])
     >>> y.sum().backward()
     """
-    if has_torch_function_variadic(x, weight, bias):
+    if has_torch_function_variadic(input, weight, bias):
         y: Tensor = handle_torch_function(
-            group_norm, (x, weight, bias), x, num_groups, weight=weight, bias=bias, eps=eps, activation=activation
+            group_norm,
+            (input, weight, bias),
+            input,
+            num_groups,
+            weight=weight,
+            bias=bias,
+            eps=eps,
+            activation=activation,
         )
         return y
     check_activation(activation)
-    return normalise(Options("group_norm", (num_groups,), eps, activation), x, weight, bias)
+    return normalise(Options("group_norm", (num_groups,), eps, activation), input, weight, bias)
 
 
 def instance_norm(
-    x: Tensor,
+    input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -94,14 +101,14 @@ def instance_norm(
 
     Parameters
     ----------
-    x : Tensor
+    input : Tensor
         Shape (N, C, \*). See `group_norm`.
     running_mean, running_var : Tensor of shape (C,), optional
         Running statistics. With them, or with ``use_input_stats=False``, torch's own function computes the result.
     weight, bias : Tensor of shape (C,), optional
         Scale and offset.
     use_input_stats : bool
-        Whether to use the statistics of x.
+        Whether to use the statistics of the input.
     momentum : float
         Weight of the new values in the running statistics.
     eps : float
@@ -127,11 +134,11 @@ def instance_norm(
     tensor([[[-1.,  1.],
              [-1.,  1.]]])
     """
-    if has_torch_function_variadic(x, running_mean, running_var, weight, bias):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         y: Tensor = handle_torch_function(
             instance_norm,
-            (x, running_mean, running_var, weight, bias),
-            x,
+            (input, running_mean, running_var, weight, bias),
+            input,
             running_mean=running_mean,
             running_var=running_var,
             weight=weight,
@@ -143,13 +150,13 @@ def instance_norm(
         return y
     if running_mean is not None or running_var is not None or not use_input_stats:
         return torch.nn.functional.instance_norm(
-            x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+            input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
         )
-    return normalise(Options("instance_norm", (), eps), x, weight, bias)
+    return normalise(Options("instance_norm", (), eps), input, weight, bias)
 
 
 def layer_norm(
-    x: Tensor,
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -159,10 +166,10 @@ def layer_norm(
 
     Parameters
     ----------
-    x : Tensor
+    input : Tensor
         Shape (..., normalized_shape). A contiguous tensor is read in place; any other is copied once.
     normalized_shape : sequence of int
-        Last sizes of x, which make up a row.
+        Last sizes of the input, which make up a row.
     weight, bias : Tensor of shape normalized_shape, optional
         Scale and offset. See `group_norm` for their dtypes.
     eps : float
@@ -171,7 +178,7 @@ def layer_norm(
     Returns
     -------
     Tensor
-        Shape and dtype of x, also under autocast. Contiguous.
+        Shape and dtype of the input, also under autocast. Contiguous.
 
     Raises
     ------
@@ -186,35 +193,37 @@ def layer_norm(
     tensor([[-1.,  1.],
             [-1.,  1.]])
     """
-    if has_torch_function_variadic(x, weight, bias):
+    if has_torch_function_variadic(input, weight, bias):
         y: Tensor = handle_torch_function(
-            layer_norm, (x, weight, bias), x, normalized_shape, weight=weight, bias=bias, eps=eps
+            layer_norm, (input, weight, bias), input, normalized_shape, weight=weight, bias=bias, eps=eps
         )
         return y
-    return normalise(Options("layer_norm", tuple(normalized_shape), eps), x, weight, bias)
+    if isinstance(normalized_shape, int):
+        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)  # raises torch's error
+    return normalise(Options("layer_norm", tuple(normalized_shape), eps), input, weight, bias)
 
 
 def rms_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """RMSNorm, as `torch.nn.functional.rms_norm`.
 
     Parameters
     ----------
-    x : Tensor
+    input : Tensor
         Shape (..., normalized_shape). A contiguous tensor is read in place; any other is copied once.
     normalized_shape : sequence of int
-        Last sizes of x, which make up a row.
+        Last sizes of the input, which make up a row.
     weight : Tensor of shape normalized_shape, optional
         Scale. See `group_norm` for its dtype.
     eps : float, optional
         Number that is added to the mean square. None: the spacing of 1 in the dtype of the statistics, which is float32
-        for 16-bit x. That is what torch computes.
+        for a 16-bit input. That is what torch computes.
 
     Returns
     -------
     Tensor
-        Shape and dtype of x, also under autocast. Contiguous.
+        Shape and dtype of the input, also under autocast. Contiguous.
 
     Raises
     ------
@@ -229,9 +238,11 @@ def rms_norm(
     tensor([[0.8940, 0.8940],
             [0.0000, 0.0000]])
     """
-    if has_torch_function_variadic(x, weight):
-        y: Tensor = handle_torch_function(rms_norm, (x, weight), x, normalized_shape, weight=weight, eps=eps)
+    if has_torch_function_variadic(input, weight):
+        y: Tensor = handle_torch_function(rms_norm, (input, weight), input, normalized_shape, weight=weight, eps=eps)
         return y
+    if isinstance(normalized_shape, int) or not isinstance(input, Tensor):
+        return torch.nn.functional.rms_norm(input, normalized_shape, weight, eps)  # raises torch's error
     if eps is None:
-        eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
-    return normalise(Options("rms_norm", tuple(normalized_shape), eps), x, weight, None)
+        eps = torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps
+    return normalise(Options("rms_norm", tuple(normalized_shape), eps), input, weight, None)

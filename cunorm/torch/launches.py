@@ -64,6 +64,16 @@ def as_parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return parameter.contiguous()
 
 
+def as_parameters(gamma: Tensor | None, beta: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """Gamma and beta as kernels read them. Two dtypes become that of the statistics, so that no gradient is narrower.
+
+    Kernels write dgamma and dbeta in one dtype.
+    """
+    if gamma is not None and beta is not None and gamma.dtype != beta.dtype:
+        gamma, beta = gamma.to(accumulator(dtype)), beta.to(accumulator(dtype))
+    return as_parameter(gamma, dtype), as_parameter(beta, dtype)
+
+
 def laid_like(dy: Tensor, x: Tensor) -> Tensor:
     """Return dy with the memory layout of x, which is dense, and its dtype; a copy only if they differ.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -38,6 +39,10 @@ class Options(NamedTuple):
     sizes: tuple[int, ...]
     eps: float
     activation: str | None = None
+
+    def are_numbers(self) -> bool:
+        """Whether the sizes are integers and eps is a real number, of whichever type."""
+        return isinstance(self.eps, Real) and all(hasattr(one, "__index__") for one in self.sizes)
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,8 @@ class Norm:
         Torch raises where all groups together have one value, so these are left to it.
         """
         if not (x.layout == torch.strided and x.dtype in NAMES and x.device.type in (*DEVICES, "meta")):
+            return False
+        if not torch.compiler.is_compiling() and not options.are_numbers():
             return False
         least = 1 if self.rows else 2
         if not (least <= x.dim() <= MOST_AXES and options.eps >= 0 and self._takes_sizes(x.shape, options.sizes)):
@@ -178,8 +185,6 @@ class Call:
     ----------
     options : Options
     norm : Norm
-    stride : tuple of int
-        The strides of x.
     ready : bool
         Whether cunorm computes such calls, x is dense, and gamma and beta are as kernels read them. Only then the
         methods work.
@@ -187,13 +192,14 @@ class Call:
 
     def __init__(self, options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> None:
         norm, sizes = NORMS[options.name], options.sizes
-        self.options, self.norm, self.stride = options, norm, x.stride()
+        self.options, self.norm, self._stride = options, norm, x.stride()
         given = [one for one in (gamma, beta) if one is not None]
         self.ready = (
             norm.takes(options, x, gamma, beta)
             and x.device.type in DEVICES
             and norm.format_of(x) is not None
             and all(one.is_contiguous() and one.dtype in PARAMETERS[x.dtype] for one in given)
+            and len({one.dtype for one in given}) <= 1  # kernels write dgamma and dbeta in one dtype
         )
         if not self.ready:
             return
@@ -221,6 +227,16 @@ class Call:
         results = [torch.empty_like(x), *stats]
         self._forward((x, gamma, beta, *results), (self.options.eps,))
         return results
+
+    def reads(self, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor, stats: Sequence[Tensor]) -> bool:
+        """Whether `backward` reads saved tensors as they are: hooks may have changed their layouts and dtypes."""
+        return (
+            x.stride() == self._stride
+            and x.dtype == self._facts[1]
+            and (gamma is None or (gamma.is_contiguous() and gamma.dtype == self._gamma_dtype))
+            and (beta is None or (beta.is_contiguous() and beta.dtype == self._beta_dtype))
+            and all(one.is_contiguous() and one.dtype == self._wide for one in stats)
+        )
 
     def backward(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .launches import accumulator
+from .launches import accumulator, as_parameters
 from .norms import NORMS, MaybeTensor, Norm, Options, call_of
 
 LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
@@ -28,7 +28,7 @@ def _forward(norm: Norm) -> Operator:
     def compute(
         x: Tensor, gamma: MaybeTensor, beta: MaybeTensor, sizes: Sequence[int], eps: float, activation: str | None
     ) -> tuple[Tensor, ...]:
-        x, gamma, beta = norm.dense(x), _contiguous(gamma), _contiguous(beta)
+        x, (gamma, beta) = norm.dense(x), as_parameters(gamma, beta, x.dtype)
         call = call_of(Options(norm.name, tuple(sizes), eps, activation), x, gamma, beta)
         _expect(call.ready, norm.name, x, gamma, beta)
         return tuple(call.forward(x, gamma, beta))
@@ -60,12 +60,15 @@ def _backward(norm: Norm) -> Operator:
         activation: str | None,
         mask: Sequence[bool],
     ) -> tuple[Tensor, ...]:
-        x, gamma, beta = norm.dense(x), _contiguous(gamma), _contiguous(beta)
+        dtypes = _gradient_dtypes(x, gamma, beta)
+        x, (gamma, beta) = norm.dense(x), as_parameters(gamma, beta, x.dtype)
         call = call_of(Options(norm.name, tuple(sizes), eps, activation), x, gamma, beta)
         _expect(call.ready, norm.backward, x, gamma, beta)
-        stats = [one.contiguous() for one in (mean, rstd) if one is not None]
+        stats = [one.to(x.device, accumulator(x.dtype)).contiguous() for one in (mean, rstd) if one is not None]
         found = call.backward(dy, x, gamma, beta, stats, tuple(mask))
-        return tuple(x.new_empty(0) if one is None else one for one in found)
+        return tuple(
+            x.new_empty(0) if one is None else one.to(dtype) for one, dtype in zip(found, dtypes, strict=False)
+        )
 
     return compute
 
@@ -83,20 +86,20 @@ def _backward_fake(norm: Norm) -> Operator:
         activation: str | None,
         mask: Sequence[bool],
     ) -> tuple[Tensor, ...]:
-        wide, shape = accumulator(x.dtype), norm.parameter_shape(x.shape, sizes)
-        dgamma = wide if gamma is None else gamma.dtype
-        dtypes = (dgamma, dgamma if beta is None else beta.dtype)
+        shape, dtypes = norm.parameter_shape(x.shape, sizes), _gradient_dtypes(x, gamma, beta)
         parameters = [
             x.new_empty(shape, dtype=dtype) if wanted else x.new_empty(0)
-            for dtype, wanted in zip(dtypes, mask[1:], strict=False)
+            for dtype, wanted in zip(dtypes[1:], mask[1:], strict=False)
         ]
         return torch.empty_like(norm.dense(x)) if mask[0] else x.new_empty(0), *parameters
 
     return describe
 
 
-def _contiguous(parameter: MaybeTensor) -> MaybeTensor:
-    return None if parameter is None else parameter.contiguous()
+def _gradient_dtypes(x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> tuple[torch.dtype, ...]:
+    """The dtypes of dx, dgamma and dbeta. That of an absent parameter's gradient is the other parameter's."""
+    dgamma = accumulator(x.dtype) if gamma is None else gamma.dtype
+    return x.dtype, dgamma, dgamma if beta is None else beta.dtype
 
 
 def _expect(ready: bool, name: str, x: Tensor, gamma: MaybeTensor, beta: MaybeTensor) -> None:

@@ -25,8 +25,9 @@ from .modules import (
     LayerNorm2d,
     RMSNorm,
 )
+from .sync_batch_norm import SyncBatchNorm
 
-_OURS = (GroupNorm, LayerNorm, RMSNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d)
+_OURS = (GroupNorm, LayerNorm, RMSNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, SyncBatchNorm)
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm, _NormBase)
 
 

@@ -9,10 +9,12 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.fx import Proxy
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .launches import NAMES, as_parameter, dense
+from .launches import NAMES, accumulator, as_parameters, dense
+from .leaves import leaf_call
 from .sync_operators import OPERATORS
 
 # all_gather_tensor is the name in PyTorch before 2.14, which later versions warn of.
@@ -53,8 +55,10 @@ class SyncBatchNorm(_BatchNorm):
     TypeError
         For an input of another dtype than float16, bfloat16, float32 and float64.
     ValueError
-        For a wrong number of dimensions or channels. In training on the CPU also if another process has another number
-        of channels or another dtype.
+        For a wrong number of dimensions or channels, and if the statistics would be of one value per channel, as torch
+        does. In training on the CPU also if another process has another number of channels or another dtype. If the
+        messages of the processes then have different sizes (float64 beside another dtype, most numbers of channels),
+        the engine raises its own error, or ends the process as gloo does.
 
     Examples
     --------
@@ -121,19 +125,21 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the input; in training, with the statistics of all processes."""
+        if isinstance(input, Proxy) and (called := leaf_call(self, input)) is not None:
+            return called
         self._check_input_dim(input)
+        if not self.training and self.running_mean is not None:
+            return self._by_running_statistics(input)
+        group = self._group()
+        if group is None and input.numel() == self.num_features:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
         keeps = self.training and self.track_running_stats
         running: Any = (self.running_mean, self.running_var) if keeps else (None, None)
-        batches: Any = self.num_batches_tracked
-        if keeps:
+        batches: Any = self.num_batches_tracked if keeps else None
+        if batches is not None:
             batches.add_(1)
-        if not self.training and self.running_mean is not None:
-            return functional.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-        x, parameters = dense(input), [as_parameter(one, input.dtype) for one in (self.weight, self.bias)]
-        group = self._group()
-        if self.momentum is not None or not keeps:
+        x, parameters = dense(input), as_parameters(self.weight, self.bias, input.dtype)
+        if self.momentum is not None or batches is None or running[0] is None:
             return _normalised(x, *parameters, *running, self.momentum or 0.0, self.eps, group)
         # The average's momentum is on the device: move there by it, from the old statistics to the batch's.
         found = [kept.clone() for kept in running]
@@ -141,6 +147,13 @@ class SyncBatchNorm(_BatchNorm):
         for kept, new in zip(running, found, strict=True):
             kept.lerp_(new, batches.to(kept.dtype).reciprocal())
         return y
+
+    def _by_running_statistics(self, input: Tensor) -> Tensor:
+        """Normalise by torch's function, which takes parameters in the input's dtype or in that of the statistics."""
+        given: list[Any] = [self.running_mean, self.running_var, self.weight, self.bias]
+        if any(one is not None and one.dtype != input.dtype for one in given):
+            given = [None if one is None else one.to(accumulator(input.dtype)) for one in given]
+        return functional.batch_norm(input, *given, False, 0.0, self.eps)
 
     def _group(self) -> Any:
         """The group that exchanges, or None for no exchange."""

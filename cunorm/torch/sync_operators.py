@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cunorm.distributed.kinds import check_kinds, kind_word
 
-from .launches import NAMES, accumulator, data_format, laid_like, launch_of
+from .launches import NAMES, accumulator, data_format, dense, laid_like, launch_of
 from .norms import MaybeTensor
 
 _LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
@@ -50,6 +50,13 @@ def _of(x: Tensor) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
 
 def _dtype(parameter: MaybeTensor) -> torch.dtype | None:
     return None if parameter is None else parameter.dtype
+
+
+def _saved(x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor) -> tuple[Tensor, Tensor, Tensor, MaybeTensor]:
+    """Saved tensors as kernels read them: hooks on saved tensors may have changed their layouts."""
+    wide = accumulator(x.dtype)
+    stats = [one.to(wide).contiguous() for one in (mean, invstd)]
+    return dense(x), stats[0], stats[1], None if gamma is None else gamma.contiguous()
 
 
 def packet(x: Tensor, eps: float) -> Tensor:
@@ -128,6 +135,7 @@ def reduce(
     sums, dgamma, dbeta = _reduce_fake(dy, x, mean, invstd, gamma, mask)
     if not any(mask):
         return sums, dgamma, dbeta
+    x, mean, invstd, gamma = _saved(x, mean, invstd, gamma)
     results = [*(sums if mask[0] else (None, None)), *(dgamma if mask[1] else None,), *(dbeta if mask[2] else None,)]
     launch = launch_of(
         "batch_norm_backward_reduce",
@@ -153,6 +161,7 @@ def input_gradient(
     dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, sums: Tensor, counts: Tensor
 ) -> Tensor:
     """The gradient of x from the sums over all processes."""
+    x, mean, invstd, gamma = _saved(x, mean, invstd, gamma)
     dx = torch.empty_like(x)
     launch = launch_of(
         "batch_norm_backward_elemt",
@@ -161,6 +170,7 @@ def input_gradient(
         ("ranks", "counts_stride"),
         (*_options(x, gamma_dtype=_dtype(gamma)), ("dtypes", (("counts", "int64"),))),
     )
+    sums, counts = sums.contiguous(), counts.contiguous()
     launch((laid_like(dy, x), x, mean, invstd, gamma, *sums, counts, dx), (counts.numel(), 1))
     return dx
 
@@ -168,7 +178,7 @@ def input_gradient(
 def _input_gradient_fake(
     dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor, sums: Tensor, counts: Tensor
 ) -> Tensor:
-    return torch.empty_like(x)
+    return torch.empty_like(dense(x))
 
 
 _DEFINED: Mapping[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {

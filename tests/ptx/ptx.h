@@ -136,6 +136,17 @@ __forceinline__ T bfi(T from, T into, uint32_t position, uint32_t length) {
     const T mask = T((length >= bits ? ~T(0) : (T(1) << length) - 1) << position);
     return T((into & ~mask) | (T(from << position) & mask));
 }
+__forceinline__ uint32_t reverse(uint32_t value) {
+    uint32_t found = 0;
+    for (int i = 0; i < 32; ++i) found |= (value >> i & 1u) << (31 - i);
+    return found;
+}
+
+// The distance by which the first bit that is set can be shifted to the left; of 0, all bits.
+__forceinline__ uint32_t zeros_before(uint32_t value) {
+    return value == 0 ? 0xffffffffu : uint32_t(__builtin_clz(value));
+}
+
 __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selectors) {
     const uint64_t both = uint64_t(b) << 32 | a;
     uint32_t result = 0;

@@ -77,6 +77,9 @@ VALUES: list[tuple[str, str, int]] = [
     ("neg.s32 D, 0x80000000", "b32", 0x80000000),
     ("popc.b32 D, 0xF00F0001", "b32", 9),
     ("popc.b64 D, 0xF0000000F0000001", "b32", 9),
+    ("brev.b32 D, 0x80000006", "b32", 0x60000001),
+    ("bfind.shiftamt.u32 D, 0x00010001", "b32", 15),
+    ("bfind.shiftamt.u32 D, 0", "b32", 0xFFFFFFFF),
     ("mov.b64 D, {0x11, 0x22}", "b64", 0x2200000011),
     # conversions
     ("cvt.s64.s32 D, -1", "b64", (1 << 64) - 1),
@@ -192,6 +195,11 @@ def test_shuffles_stay_within_their_segment() -> None:
     assert np.array_equal(found[1], np.where(lane - 3 >= begin, lane - 3, lane))
     assert np.array_equal(found[2], np.where(lane + 15 < begin + 16, lane + 15, lane))
     assert np.array_equal(found[3], begin + 3)
+
+
+def test_a_ballot_has_a_bit_of_each_lane() -> None:
+    body = f"setp.ge.u32 %p1, %r1, 29; vote.sync.ballot.b32 %r2, %p1, -1; {stored('b32', 0)}"
+    assert run(body)[0] == 0xE0000000
 
 
 def test_a_load_reads_only_the_bytes_that_are_used() -> None:

@@ -242,6 +242,12 @@ class Emitter:
     def count_bits(self, kind: str) -> str:
         return self.write("u32", f"__builtin_popcountll({self.read(self.operands[1], kind)})")
 
+    def reverse_bits(self) -> str:
+        return self.write("b32", f"ptx::reverse({self.read(self.operands[1], 'u32')})")
+
+    def find_bit(self) -> str:
+        return self.write("u32", f"ptx::zeros_before({self.read(self.operands[1], 'u32')})")
+
     def negate(self, kind: str) -> str:
         unsigned = kind.replace("s", "u")
         return self.write(unsigned, f"0 - {self.read(self.operands[1], unsigned)}")
@@ -342,6 +348,10 @@ class Emitter:
         kind = f"cunorm_cpu::{SHUFFLES[mode]}"
         return self.write("b32", f"cunorm_cpu::shuffle({kind}, {mask}, {value}, {operand}, {width}, PTX_SITE)", to)
 
+    def ballot(self) -> str:
+        predicate, mask = self.read(self.operands[1], "pred"), self.read(self.operands[2], "u32")
+        return self.write("b32", f"__ballot_sync({mask}, {predicate}, PTX_SITE)")
+
     def barrier(self) -> str:
         if self.operands != ("0",):
             raise self.at.unknown("a barrier other than 0")
@@ -441,6 +451,8 @@ _RULES: list[tuple[str, int, Callable[..., str]]] = [
     (r"(?P<operation>min|max)(?P<relu>\.relu)\.(?P<kind>s32)", 3, _E.extreme),
     (rf"(?P<operation>and|or|xor)\.(?P<kind>pred|{_BITS})", 3, _E.logic),
     (rf"not\.(?P<kind>pred|{_BITS})", 2, _E.logical_not),
+    (r"brev\.b32", 2, _E.reverse_bits),
+    (r"bfind\.shiftamt\.u32", 2, _E.find_bit),
     (r"popc\.(?P<kind>b32|b64)", 2, _E.count_bits),
     (rf"(?P<operation>shl)\.(?P<kind>{_BITS})", 3, _E.shift),
     (rf"(?P<operation>shr)\.(?P<kind>{_BITS}|{_INT})", 3, _E.shift),
@@ -456,6 +468,7 @@ _RULES: list[tuple[str, int, Callable[..., str]]] = [
     (r"bra(?:\.uni)?", 1, _E.bra),
     (r"ret|exit", 0, _call("return;")),
     (r"shfl\.sync\.(?P<mode>bfly|idx|up|down)\.b32", 5, _E.shfl),
+    (r"vote\.sync\.ballot\.b32", 3, _E.ballot),
     (r"bar\.sync", 1, _E.barrier),
     (r"bar\.warp\.sync", 1, _E.warp_barrier),
     (r"membar\.gl|fence\.(?:acq_rel|sc)\.gpu", 0, _call("cunorm_cpu::fence();")),

@@ -85,6 +85,18 @@ def test_absent_parameters(case: Case) -> None:
         close(found, [e if i < 2 or kept[i - 2] is not None else None for i, e in enumerate(expected)])
 
 
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[3]], ids=str)
+def test_a_gamma_of_16_bits_does_not_round_the_gradient_of_a_beta_of_32(case: Case) -> None:
+    """The kernel writes both in one dtype. Here dbeta is more than float16 holds."""
+    x, gamma = random((4400, *SHAPE[1:]), torch.float16), torch.ones(case.parameters[0], dtype=torch.float16)
+    beta = torch.zeros(case.parameters[1], requires_grad=True)
+    gamma.requires_grad_()
+    dy = torch.full_like(x, 2.0)
+    dgamma, dbeta = torch.autograd.grad(case.mine(x, gamma, beta), (gamma, beta), dy)
+    assert torch.equal(dbeta, torch.full_like(dbeta, 2.0 * x.numel() / beta.numel())) and dbeta[0].max() > 65504
+    assert dgamma.dtype == torch.float16 and dgamma.isfinite().all()
+
+
 @pytest.mark.parametrize("parameter", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_parameters_of_other_dtypes(dtype: torch.dtype, parameter: torch.dtype) -> None:
@@ -240,6 +252,14 @@ def test_more_than_eight_axes(launches: list[str]) -> None:
         (lambda f, x: f.rms_norm(x, (4,)), RuntimeError),
         (lambda f, x: f.layer_norm(x, (5,), torch.ones(3, 5)), RuntimeError),
         (lambda f, x: f.layer_norm(x.to_sparse(), (5,)), (RuntimeError, NotImplementedError)),
+        (lambda f, x: f.layer_norm(x.numpy(), (5,)), TypeError),
+        (lambda f, x: f.rms_norm(None, (5,)), TypeError),
+        (lambda f, x: f.layer_norm(x, 5), TypeError),
+        (lambda f, x: f.rms_norm(x, 5), TypeError),
+        (lambda f, x: f.layer_norm(x, (5.0,)), TypeError),
+        (lambda f, x: f.layer_norm(x, (5,), [1.0] * 5), TypeError),
+        (lambda f, x: f.layer_norm(x, (5,), eps="a"), TypeError),
+        (lambda f, x: f.layer_norm(x, (5,), eps=None), TypeError),
     ],
 )
 def test_what_torch_refuses_is_refused_with_its_words(call: Any, error: Any, launches: list[str]) -> None:
@@ -283,13 +303,11 @@ def test_an_unknown_activation() -> None:
 
 
 def test_signatures_are_torchs() -> None:
-    """Up to the name of the first argument, and the activation."""
+    """Up to the activation."""
     for name in ("group_norm", "instance_norm", "layer_norm", "rms_norm"):
         mine = list(inspect.signature(getattr(functional, name)).parameters.values())
         theirs = list(inspect.signature(getattr(F, name)).parameters.values())
-        assert [(one.name, one.default) for one in mine[1 : len(theirs)]] == [
-            (one.name, one.default) for one in theirs[1:]
-        ]
+        assert [(one.name, one.default) for one in mine[: len(theirs)]] == [(one.name, one.default) for one in theirs]
 
 
 def test_the_calls_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cunorm.torch as ct
-from cunorm.torch import modules, replace
+from cunorm.torch import SyncBatchNorm, modules, replace
 from cunorm.torch.norms import Call
 from tests.torch.cases import SHAPE, close, random
 
@@ -114,6 +114,7 @@ def test_what_is_left_has_a_reason() -> None:
             "running": nn.InstanceNorm2d(4, track_running_stats=True),
             "patched": patched, "parametrized": parametrized, "lazy": nn.LazyInstanceNorm2d(), "unknown": unknown,
             "weight": nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "conv": nn.Conv2d(1, 1, 1),
+            "ours": SyncBatchNorm(4),
         }
     )  # fmt: skip
     unknown_class = "is an unknown class, whose forward may compute something else"

@@ -195,6 +195,77 @@ def test_parameters_of_another_dtype(parameter):
     torch.testing.assert_close(mine.weight.grad, want.weight.grad.to(parameter), rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "parameter"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.bfloat16),
+    ],
+)
+def test_evaluation_takes_what_training_takes(dtype, parameter):
+    """Torch's function refuses some of these dtypes beside each other."""
+    module = SyncBatchNorm(C).to(parameter)
+    torch.nn.init.uniform_(module.weight, 0.5, 2)
+    assert module(sample(dtype)).dtype == dtype
+    module.eval()
+    found = module(sample(dtype))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), module.double()(sample(dtype).double()), rtol=1e-2, atol=1e-2)
+
+
+def test_a_gamma_of_16_bits_does_not_round_the_gradient_of_a_beta_of_32():
+    module = SyncBatchNorm(C).half()
+    module.bias = nn.Parameter(torch.zeros(C))
+    x = sample(torch.float16, (70000, C))
+    module(x).backward(torch.ones_like(x))
+    assert torch.equal(module.bias.grad, torch.full((C,), 70000.0))
+
+
+@pytest.mark.parametrize("shape", [(1, C), (1, C, 1, 1)])
+def test_one_value_per_channel_is_an_error_as_in_torch(shape):
+    """Its variance, 0, would make the running variance too small."""
+    x, size = sample(shape=shape), str(torch.Size(shape))
+    for options in ({}, {"track_running_stats": False}):
+        mine, theirs = SyncBatchNorm(C, **options), (nn.BatchNorm2d if len(shape) > 2 else nn.BatchNorm1d)(C, **options)
+        for training in (True, False):
+            mine.train(training), theirs.train(training)
+            if not training and not options:
+                torch.testing.assert_close(mine(x), theirs(x))
+                continue
+            for module in (theirs, mine):
+                with pytest.raises(ValueError, match=rf"^Expected more than 1 value per channel .* {re.escape(size)}$"):
+                    module(x)
+        assert options or (mine.num_batches_tracked == 0 and torch.equal(mine.running_var, torch.ones(C)))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("missing", [("num_batches_tracked",), ("running_mean", "running_var"), ("all",)])
+def test_buffers_may_be_absent(missing, momentum):
+    names = ("running_mean", "running_var", "num_batches_tracked") if missing == ("all",) else missing
+    mine, theirs = SyncBatchNorm(C, momentum=momentum), nn.BatchNorm2d(C, momentum=momentum)
+    for name in names:
+        setattr(mine, name, None), setattr(theirs, name, None)
+    for _ in range(2):
+        torch.testing.assert_close(mine(sample()), theirs(sample()))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        torch.testing.assert_close(getattr(mine, name), getattr(theirs, name))
+
+
+def test_a_hook_may_return_saved_tensors_with_other_strides():
+    """x, gamma, the statistics and the counts, of which kernels take the address."""
+    found = []
+    for laid in (lambda one: one, lambda one: torch.stack([one, torch.full_like(one, 7)], -1)[..., 0]):
+        x, module = sample().requires_grad_(), SyncBatchNorm(C)
+        torch.nn.init.uniform_(module.weight, 0.5, 2, generator=torch.Generator().manual_seed(0))
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: one, laid):
+            y = module(x)
+        found.append(torch.autograd.grad(y, (x, module.weight, module.bias), sample().cos()))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_a_second_derivative_is_an_error():
     x = sample().requires_grad_()
     (dx,) = torch.autograd.grad(SyncBatchNorm(C)(x).square().sum(), x, create_graph=True)

@@ -11,11 +11,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cunorm.torch import functional
+from cunorm.torch import InstanceNorm2d, SyncBatchNorm, functional
 from cunorm.torch.operators import OPERATORS
 from tests.torch.cases import CASES, CHANNELS, SHAPE, Case, close, exact, random, tensors
 
@@ -73,7 +74,7 @@ def test_operators_have_formulas_for_autograd() -> None:
 
 
 def test_the_gradient_of_beta_has_the_dtype_of_beta() -> None:
-    """The kernel returns it in the dtype of gamma."""
+    """The kernel returns both gradients in one dtype."""
     x, gamma, beta = (one.detach() for one in tensors(CASES[0]))
     name, sizes, eps, activation = CASES[0].options
     forward, backward = OPERATORS[name]
@@ -262,6 +263,36 @@ def test_a_hook_that_returns_saved_tensors_in_another_layout() -> None:
     close((y, *torch.autograd.grad(y, (laid, *parameters), dy)), exact(case, (x, *parameters), dy))
 
 
+def _strided(one: Any) -> Any:
+    """The same values, with a gap behind each."""
+    return torch.stack([one, torch.full_like(one, 7)], -1)[..., 0]
+
+
+def _transposed(one: Any) -> Any:
+    """The same values, with the axes in reverse order in memory."""
+    axes = [*range(one.dim())][::-1]
+    return one.permute(axes).contiguous().permute(axes)
+
+
+@ALL
+@pytest.mark.parametrize("laid", [_strided, _transposed])
+def test_a_hook_may_return_any_tensor_with_other_strides(case: Case, laid: Any) -> None:
+    """x, gamma, beta and the statistics, of which kernels take the address."""
+    given, dy = tensors(case), random(SHAPE)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one, laid):
+        y = case.mine(*given)
+    close((y, *torch.autograd.grad(y, given, dy)), exact(case, given, dy))
+
+
+def test_a_hook_that_returns_another_dtype_does_not_read_outside_the_tensors() -> None:
+    """It breaks torch's contract. The results then have the precision of what it returned."""
+    case = CASES[0]
+    given, dy = tensors(case), random(SHAPE)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one.bfloat16(), lambda one: one):
+        y = case.mine(*given)
+    close(torch.autograd.grad(y, given, dy), exact(case, given, dy)[1:], torch.bfloat16)
+
+
 # ---- modes, fakes, subclasses ---------------------------------------------------------------------------------------
 
 
@@ -343,6 +374,59 @@ def test_a_wrapper_subclass_gets_torchs_operators(case: Case) -> None:
         y = case.mine(TwoTensor(x, 2 * x + 1), *parameters)
     assert type(y) is TwoTensor and seen.names == []
     close(y.b, case.theirs(2 * x + 1, *parameters))
+
+
+@ALL
+def test_a_graph_before_dispatch_has_the_operators(case: Case) -> None:
+    given = [one.detach() for one in tensors(case)]
+    graph = make_fx(case.mine, pre_dispatch=True)(*given)
+    assert any(str(node.target).startswith("cunorm.") for node in graph.graph.nodes)
+    close(graph(*given), case.theirs(*given))
+
+
+@ALL
+def test_functionalize_gets_torchs_function(case: Case) -> None:
+    given = [one.detach() for one in tensors(case)]
+    close(torch.func.functionalize(case.mine)(*given), case.theirs(*given))
+    gradient = torch.func.functionalize(torch.func.grad(lambda x: case.mine(x, *given[1:]).square().sum()))
+    close(gradient(given[0]), torch.func.grad(lambda x: case.theirs(x, *given[1:]).square().sum())(given[0]))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_nested_tensors_get_torchs_function() -> None:
+    rows = [random((2, 5)), random((3, 5))]
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(rows, layout=layout)
+        found = functional.layer_norm(nested, (5,), torch.ones(5), torch.zeros(5))
+        for one, row in zip(found.unbind(), rows, strict=True):
+            close(one, F.layer_norm(row, (5,)))
+
+
+@ALL
+def test_a_program_for_onnx_has_torchs_operators(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter of `torch.onnx.export` translates these alone."""
+
+    class Model(torch.nn.Module):
+        def forward(self, *given: Any) -> Any:
+            return case.mine(*given)
+
+    given = tuple(one.detach() for one in tensors(case))
+    mine = [str(node.target) for node in torch.export.export(Model(), given).graph.nodes]
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    theirs = [str(node.target) for node in torch.export.export(Model(), given).graph.nodes]
+    assert any(name.startswith("cunorm.") for name in mine)
+    assert not any(name.startswith("cunorm.") for name in theirs)
+
+
+@pytest.mark.parametrize("module", [InstanceNorm2d(8, affine=True), SyncBatchNorm(8)], ids=["instance", "batch"])
+def test_a_symbolic_trace_records_the_module(module: Any) -> None:
+    """Their checks of the input's shape cannot be traced; those of torch's modules are not."""
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU(), module))
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+    x = random(SHAPE)
+    close(traced(x), module(x.relu()))
+    with pytest.raises(torch.fx.proxy.TraceError):  # as with torch's modules
+        torch.fx.symbolic_trace(module)
 
 
 def test_a_default_device_is_no_obstacle() -> None:
