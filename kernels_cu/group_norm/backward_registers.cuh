@@ -188,6 +188,9 @@ struct GroupRuns {
                 cluster_wait();  // otherwise the sum over the team contains a barrier of the cluster
             }
             if (parted && clustered) {
+                if (!team.of_block) {
+                    __syncwarp();  // if of_block, team.sum() contains a barrier
+                }
                 parts.each_sum(run, channels, [&](int channel, Pair of_slice) {
                     of_slice.second *= found.rstd;
                     *cluster_map(slices + rank * channels + channel, channel % cluster) = of_slice;

@@ -38,6 +38,7 @@ __device__ __forceinline__ SlabSums operator+(const SlabSums& a, const SlabSums&
 // of[0].
 template <int groups>
 __device__ __forceinline__ void sum_by_groups(Pair (&of)[groups], int distance) {
+    static_assert((groups & (groups - 1)) == 0, "each step halves the groups");
     if constexpr (groups > 1) {
         const bool upper = (threadIdx.x & distance) != 0;
         Pair kept[groups / 2];

@@ -25,7 +25,7 @@ struct StagedSlab {
                 mbarrier_init(barriers + stage, 1);
             }
         }
-        return barriers;  // the next barrier of the block precedes their first use
+        return barriers;  // a barrier of the block must precede the first wait()
     }
 
     // Whether a pack is copied asynchronously.
@@ -109,8 +109,8 @@ struct StagedSlab {
         }
     }
 
-    // Issues all copies. Before, the block must have passed a barrier after shared_barriers(), and no thread may still
-    // read `to`.
+    // Issues all copies. No thread may still read `to`. Thread 0 initialises the barriers, arrives and issues the bulk
+    // copies, so a barrier of the block is needed between shared_barriers() and the other threads' wait() only.
     __device__ __forceinline__ void issue(const slab_t& slab) const {
 #pragma unroll 1
         for (int stage = 0; stage < Tile::stages; ++stage) {

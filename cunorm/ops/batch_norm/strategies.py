@@ -253,6 +253,8 @@ class _ReducingSlabs(_Reducing):
         sentence = refuses_threads(self.tile) or refuses_layout(self.problem, "NCHW")
         if sentence is None and self.slab.channels * self.view.HxW > LARGEST_CHUNK:
             sentence = f"channels is {self.tile.channels}, expected slabs of at most {LARGEST_CHUNK} elements"
+        if sentence is None and self.samples > LARGEST_CHUNK:
+            sentence = f"samples_per_block is {self.tile.samples_per_block}, expected at most {LARGEST_CHUNK}"
         sentence = sentence or refuses_shared(self.shared, device)
         return sentence or refuses_registers(RESIDENT_REGISTERS, self.tile, device)
 

@@ -13,8 +13,11 @@ from cunorm.ops.common.limits import RESIDENT_REGISTERS, refuses_resident, refus
 from .one_sweep import PHASES, REGISTERS, WORDS, Clustered, WholeGroups
 
 WORD = 4  # bytes of a register
-#: Most groups of a slab, whose sums all threads hold, and working registers of a forward.
-MOST_GROUPS, FORWARD_WORK = 4, 61
+#: Groups of a slab, whose sums all threads hold. Each step of a warp's sum halves them, so they are powers of 2.
+GROUPS = (1, 2, 4)
+MOST_GROUPS = GROUPS[-1]
+#: Working registers of a forward.
+FORWARD_WORK = 61
 #: The packs per thread that are worth trying.
 PACKS = (1, 2, 3, 4, 6, 8, 12)
 #: Most packs of dy and of x in a backward, as compiled; how many fewer for each demand on registers; from how many
@@ -75,8 +78,8 @@ class Columns(WholeGroups):
         tile = self.tile
         if tile.stages > 1:
             return f"stages is {tile.stages}, expected 1: load={REGISTERS} loads the whole slab"
-        if tile.groups > MOST_GROUPS:
-            return f"groups is {tile.groups}, expected at most {MOST_GROUPS} with load={REGISTERS}"
+        if tile.groups not in GROUPS:
+            return f"groups is {tile.groups}, expected one of {', '.join(map(str, GROUPS))} with load={REGISTERS}"
         if (sentence := self.refuses_groups() or refuses_threads(tile) or self._refuses_columns()) is not None:
             return sentence
         if self.needed > self.packs:

@@ -667,6 +667,7 @@ def test_a_cluster_past_2_to_the_31_elements() -> None:
     ((4, 8), {**REDUCING["column"], "columns": 65}, "column: columns is 65, expected at most threads, 64"),
     ((4, 20000, 2), {**REDUCING["block"], "channels": 20000}, "block: needs .* bytes of shared memory"),
     ((4, 8, 2**19), REDUCING["block"], "block: channels is 4, expected slabs of at most 1048576 elements"),
+    ((2**21, 2, 2), {**REDUCING["block"], "samples_per_block": 2**21}, "block: samples_per_block is 2097152"),
     ((4, 8), REDUCING["cluster"], "cluster: channels-last data has no planes"),
     ((4, 8, 3), {**REDUCING["cluster"], "cluster": 3}, "cluster: cluster is 3, but .* supports a power of two"),
     ((4, 8, 3), {**REDUCING["cluster"], "threads": 65}, "cluster: threads is 65"),
