@@ -189,7 +189,7 @@ def find_device(wanted: str) -> tuple[Any, str]:
 
 def parser_of_options() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--norm", choices=tuple(NORMS), default="group", help="the norm of all three layers")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: a GPU if CuPy finds one"
@@ -222,7 +222,7 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def train(options: argparse.Namespace, xp: Any, executor: str, group: Group) -> int:
-    """Train and, on the first process, write the plot and print the results; return the exit code."""
+    """Train and, on the first process, print the results and write the plot; return the exit code."""
     functions = cunorm if group.size == 1 else FUNCTIONS
     try:
         result = run(
@@ -239,8 +239,13 @@ def train(options: argparse.Namespace, xp: Any, executor: str, group: Group) -> 
         return 1
     accuracy = result.accuracies[-1]
     if group.rank == 0:
-        plot(result, options.plot, executor)
         report(result, options, executor)
+        try:
+            plot(result, options.plot, executor)
+        except OSError as error:
+            print(f"--plot: {options.plot}: {error.strerror or error}", file=sys.stderr)
+            return 1
+        print(f"plot             {options.plot}")
     return 0 if accuracy >= REQUIRED_ACCURACY else 1
 
 
@@ -256,7 +261,6 @@ def report(result: Result, options: argparse.Namespace, executor: str) -> None:
     print(f"cunorm launches  {calls}")
     print(f"executor         {executor}")
     print(f"gradient checks  {checks}")
-    print(f"plot             {options.plot}")
 
 
 def main(argv: list[str] | None = None) -> int:

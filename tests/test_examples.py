@@ -33,6 +33,13 @@ def public(module: ModuleType) -> Iterator[Any]:
 
 
 OBJECTS = [found for module in (cunorm, ascend, reference) for found in public(module)]
+METHODS = [
+    pytest.param(inspect.getdoc(member), id=f"{found.__module__}.{found.__name__}.{name}")
+    for found in OBJECTS
+    if inspect.isclass(found)
+    for name, member in vars(found).items()
+    if not name.startswith("_") and ">>>" in (inspect.getdoc(member) or "")
+]
 
 
 def failures(docstring: str, name: str) -> int:
@@ -47,6 +54,11 @@ def test_every_public_docstring_has_an_example_that_runs(found: Any) -> None:
     assert docstring is not None
     assert "\nExamples\n--------\n" in docstring
     assert not failures(docstring, found.__name__)
+
+
+@pytest.mark.parametrize("docstring", METHODS)
+def test_the_examples_of_methods_run(docstring: str) -> None:
+    assert not failures(docstring, "method")
 
 
 def test_the_example_of_an_exception_runs() -> None:

@@ -345,6 +345,20 @@ def test_command_line(
     assert train_digits.main(arguments) == 0
 
 
+def test_a_plot_that_cannot_be_written_does_not_hide_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train_digits, "split_digits", FewDigits(16))
+    monkeypatch.setattr(train_digits, "plot", full)
+    assert train_digits.main(["--device", "cpu", "--epochs", "1", "--plot", str(tmp_path / "loss.png")]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("test accuracy ") and "\nplot " not in said.out
+    assert said.err == f"--plot: {tmp_path / 'loss.png'}: No space left on device\n"
+
+
 def test_the_path_of_a_plot_without_a_suffix_is_printed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -218,7 +218,7 @@ def run(asked: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise  # the reader of stdout has closed the pipe; it is no error of the table, and the program handles it
     except (OSError, TableError) as error:
-        print(f"cunorm tune: {error}", file=sys.stderr)
+        print(f"cunorm tune: {about_file(error)}", file=sys.stderr)
         return USAGE
     except StorageError as error:
         said = without_secrets(str(error).partition("\n")[0], asked.storage or "")
@@ -233,13 +233,23 @@ def run(asked: argparse.Namespace) -> int:
         progress.summary(results, entries, interrupted)
     for sentence in failed:
         print(f"cunorm tune: {sentence}", file=sys.stderr)
-    if report is not None:
-        from .report.page import write
-
-        page = write(results, report, title=f"cunorm tune on {options.device.name}")
-        if not asked.json:
-            print(f"report     {page}")
+    if report is not None and not _reported(results, report, options, quiet=asked.json):
+        return UNTUNED
     return INTERRUPTED if interrupted else UNTUNED if failed else OK
+
+
+def _reported(results: list[TuningResult], folder: Path, options: Options, *, quiet: bool) -> bool:
+    """Whether the report could be written. The table is complete without it."""
+    from .report.page import write
+
+    try:
+        page = write(results, folder, title=f"cunorm tune on {options.device.name}")
+    except OSError as error:
+        print(f"cunorm tune: --report: {about_file(error)}; the table is complete", file=sys.stderr)
+        return False
+    if not quiet:
+        print(f"report     {page}")
+    return True
 
 
 def _report_folder(asked: argparse.Namespace) -> Path | None:

@@ -10,6 +10,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from cunorm.core.errors import about_file
+
 from .doctor import EXTRAS
 from .parser import parser
 
@@ -69,17 +71,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given[at] == "--shape" and re.match(r"-\d", given[at + 1]):
             given[at : at + 2] = [f"--shape={given[at + 1]}"]
     try:
-        # All arguments after `demo`, options included, belong to the example. argparse would interpret the options.
-        if given[:1] == ["demo"] and given[1:2] not in (["-h"], ["--help"]):
-            return _demo(given[2:] if given[1:2] == ["--"] else given[1:])
-        asked = _parsed(given)
-        if _lacks(asked.command):
-            return 1
-        module, _, function = asked.run.partition(":")  # imported here: a command does not need the other commands
-        return int(getattr(importlib.import_module(module), function)(asked))
+        try:
+            return _run(given)
+        finally:
+            sys.stdout.flush()  # here, not when the interpreter ends: a failure has an exit code and a sentence
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader closed the pipe, for instance `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the buffered output
+        _discard_output()
         return 141
+    except OSError as error:  # for instance a full disk, also that of the standard output
+        _discard_output()
+        what = "standard output" if error.filename is None else error.filename
+        print(f"cunorm: {about_file(error, what)}", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """Discard the buffered output, which cannot be written: the interpreter would try it again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _run(given: list[str]) -> int:
+    """Run a command; return the exit code."""
+    # All arguments after `demo`, options included, belong to the example. argparse would interpret the options.
+    if given[:1] == ["demo"] and given[1:2] not in (["-h"], ["--help"]):
+        return _demo(given[2:] if given[1:2] == ["--"] else given[1:])
+    asked = _parsed(given)
+    if _lacks(asked.command):
+        return 1
+    module, _, function = asked.run.partition(":")  # imported here: a command does not need the other commands
+    return int(getattr(importlib.import_module(module), function)(asked))

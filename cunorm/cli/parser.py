@@ -257,6 +257,7 @@ def parser() -> argparse.ArgumentParser:
         description="Normalisation gradients and forwards for NVIDIA GPUs.",
         epilog="example:\n  cunorm doctor",
         formatter_class=_RAW,
+        allow_abbrev=False,
     )
     made.add_argument("--version", action="version", version=f"cunorm {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 from cunorm.core.devices import Device, known
@@ -13,8 +14,9 @@ from cunorm.core.terminal import columns
 from cunorm.ops.parse_problem import refuse_without_shape
 from cunorm.ops.registry import is_legal, is_stale, place_named
 from cunorm.tiling import choose_tile, table, table_file
-from cunorm.tiling.table import MEASURED, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
+from cunorm.tiling.table import MEASURED, MODEL, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
 
+_COUNTED = {MEASURED: "measured", SIMULATED: "simulated", MODEL: "modelled"}
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "text", "state")
 
 
@@ -105,9 +107,8 @@ def merge(asked: argparse.Namespace) -> int:
         return 2
     for fault in made.faults:
         print(f"cunorm merge: kept unchanged: {fault}", file=sys.stderr)
-    counts = ", ".join(
-        f"{sum(entry.source == source for entry in made.entries.values())} {source}" for source in (MEASURED, SIMULATED)
-    )
+    sources = Counter(entry.source for entry in made.entries.values())
+    counts = ", ".join(f"{sources[source]} {word}" for source, word in _COUNTED.items())
     both = count - len(made.entries)
     print(
         f"{asked.output}: {len(made.entries)} entries, {counts}, of {shown(made.device.get('name'))}; "

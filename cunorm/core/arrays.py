@@ -10,7 +10,7 @@ import ctypes
 import operator
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -112,9 +112,9 @@ def dtype_named(name: str, value: object, allowed: Sequence[str] = tuple(DTYPES)
     try:
         dtype = DTYPES[value] if isinstance(value, str) and value in DTYPES else np.dtype(value)  # type: ignore[call-overload]
         found = "" if value is None else NAMES.get(dtype) or str(dtype)  # numpy.dtype(None) is float64
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # numpy.dtype("f,,") is a SyntaxError
         found = ""
-    if found not in allowed:
+    if found not in allowed or isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"{name}: {said(value)}, expected {' or '.join(dict.fromkeys(allowed))}")
     return found
 
@@ -223,16 +223,16 @@ def choice(name: str, value: object, allowed: Sequence[object]) -> None:
 
 def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
     """An output mask as a tuple with one bool per result, from a sequence or a NumPy array of bools."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+    is_vector = isinstance(value, np.ndarray) and value.ndim == 1
+    if not is_vector and (not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray))):
         raise TypeError(f"{name}: {said(value)}, expected a tuple of {len(names)} bools for {', '.join(names)}")
-    if len(value) != len(names):
-        raise ValueError(f"{name}: {len(value)} flags, expected {len(names)} for {', '.join(names)}")
-    for wanted in value:
+    flags = cast("Sequence[object]", value)
+    if len(flags) != len(names):
+        raise ValueError(f"{name}: {len(flags)} flags, expected {len(names)} for {', '.join(names)}")
+    for wanted in flags:
         if not isinstance(wanted, (bool, np.bool_)):
             raise TypeError(f"{name}: contains {said(wanted)}, expected bools")
-    return tuple(bool(wanted) for wanted in value)
+    return tuple(bool(wanted) for wanted in flags)
 
 
 def pointer(array: Array) -> int:

@@ -25,6 +25,11 @@ def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting
         Permissions of the file, whatever the umask.
     lasting : bool
         Whether to flush the contents to the disk before the file is renamed.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written. It has the name of the file, not of the temporary one.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -35,9 +40,11 @@ def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting
                 os.fsync(file.fileno())
         os.chmod(name, mode)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -301,6 +301,13 @@ class Strategy:
 
     def refuses(self, problem: Problem, tile: Tile, device: Device) -> str | None:
         """See `Tiling.refuses`; also the error message for a tile whose fields are not those of this strategy."""
+        if (sentence := self.refuses_fields(tile)) is not None:
+            return sentence
+        sentence = self.of(problem, tile).refuses(device)
+        return None if sentence is None else f"{self.name}: {sentence}"
+
+    def refuses_fields(self, tile: Tile) -> str | None:
+        """Return the error message for a tile whose fields are not those of this strategy, or None."""
         names = {name for name, _ in tile.fields}
         if names != set(self.space):
             return f"{self.name}: fields {', '.join(sorted(names)) or 'none'}, expected {', '.join(sorted(self.space))}"
@@ -309,8 +316,7 @@ class Strategy:
             words = isinstance(known[0], str)
             if value not in known if words else isinstance(value, str):
                 return f"{self.name}: {name} is {value}, expected {' or '.join(known) if words else 'a number'}"
-        sentence = self.of(problem, tile).refuses(device)
-        return None if sentence is None else f"{self.name}: {sentence}"
+        return None
 
     def launches(self, problem: Problem, tile: Tile) -> tuple[Launch, ...]:
         """The launches of a tile for a problem."""

@@ -144,7 +144,7 @@ def naming_options(error: Exception) -> str:
     """The message of an error of `cunorm.plan`, with the command's option in place of the function's argument."""
     option = {"op": "OP", "num_groups": "--shape"}
     return re.sub(
-        r"^(op|num_groups|dtype|activation|y_dtype|device):",
+        r"^(op|num_groups|shape|dtype|activation|y_dtype|device):",
         lambda found: option.get(found[1], f"--{found[1].replace('_', '-')}") + ":",
         str(error),
     )

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, cast
 
 from cunorm.core import opspec
-from cunorm.core.arrays import dtype_named, integer
+from cunorm.core.arrays import dtype_named, integer, is_array, said
 from cunorm.core.devices import Device, known
 from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Tile
@@ -303,8 +303,8 @@ def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any])
     if made is None:
         raise ValueError(f"op: {op!r}, expected one of {', '.join(OPS)}")
     for name, value in options.items():
-        if name not in (*made.takes, "dtypes") and value != UNASKED[name]:
-            raise ValueError(f"{name}: {value!r}, expected {UNASKED[name]!r} for {op}, which does not take one")
+        if name not in (*made.takes, "dtypes") and (is_array(value) or value != UNASKED[name]):
+            raise ValueError(f"{name}: {said(value)}, expected {UNASKED[name]!r} for {op}, which does not take one")
         if name in ("num_groups", "normalized_shape") and name in made.takes and value is None:
             raise TypeError(f"{name}: None, expected {'an int' if name == 'num_groups' else 'a shape'} for {op}")
     element = dtype_named("dtype", dtype)

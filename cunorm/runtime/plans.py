@@ -264,7 +264,7 @@ class Plan:
         >>> x, y, mean, rstd = np.ones((2, 4), np.float32), *(np.empty(n, np.float32) for n in ((2, 4), 2, 2))
         >>> plan = cunorm.plan("layer_norm", shape=(2, 4), dtype="float32", normalized_shape=4, device="cpu")
         >>> plan.names
-        ('x', 'residual', 'gamma', 'beta', 'y', 'mean', 'rstd', 'h', 'workspace', 'eps')
+        ('x', 'gamma', 'beta', 'residual', 'y', 'mean', 'rstd', 'h', 'workspace', 'eps')
         >>> x_at, y_at, mean_at, rstd_at = (array.ctypes.data for array in (x, y, mean, rstd))
         >>> plan.launch((x_at, 0, 0, 0, y_at, mean_at, rstd_at, 0, 0, 1e-5))
         >>> mean
@@ -292,7 +292,8 @@ class Plan:
     def traffic(self) -> Any:
         """Count the traffic of the plan: bytes, sectors, reuse and bank conflicts, compared with the byte floor.
 
-        The CPU executor counts it on its own arrays, whatever the plan's place. Nothing is timed. Takes seconds.
+        The CPU executor counts it on its own arrays, whatever the plan's place. Nothing is timed. It takes
+        seconds; of very large problems, of which parts are counted, minutes.
 
         Returns
         -------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class RawCall:
         self._given = tuple(needs.values())
         self._named = tuple(needs)
         self._arrays = (*(name for name in spec.arrays if name in self._at), "workspace")
-        self._addresses = operator.itemgetter(*map(self._at.__getitem__, self._arrays))
+        self._types: set[tuple[type, ...]] = set()  # of values that were right
         self._pick = operator.itemgetter(*(self._at[name] for name in needs)) if needs else lambda _: ()
         self._constant: list[int] | None = None
         self._strided = spec.strided
@@ -51,12 +51,14 @@ class RawCall:
     def check(self, pointers: Sequence[int | float]) -> None:
         """Check how many values there are, the addresses, and the workspace's alignment (TypeError, ValueError)."""
         names = self._plan.names
-        if not hasattr(pointers, "__len__"):
+        if not hasattr(pointers, "__len__") or isinstance(pointers, (Mapping, Set, str, bytes)):
             raise TypeError(f"pointers: {said(pointers)}, expected a sequence of {', '.join(names)}")
         if len(pointers) != len(names):
             raise ValueError(f"pointers: {len(pointers)} values, expected {len(names)}: {', '.join(names)}")
-        if {*map(type, self._addresses(pointers))} != {int}:
+        types = tuple(map(type, pointers))
+        if types not in self._types:
             self._check_types(pointers)
+            self._types.add(types)
         if tuple(map(bool, self._pick(pointers))) != self._given:
             for name, value, given in zip(self._named, self._pick(pointers), self._given, strict=True):
                 if bool(value) != given:
@@ -66,10 +68,12 @@ class RawCall:
             raise ValueError(f"pointers: workspace is not a multiple of {WORKSPACE_ALIGNMENT}")
 
     def _check_types(self, pointers: Sequence[object]) -> None:
-        """Check that each array has an address: an int, or another integer type (TypeError)."""
-        for name, value in zip(self._arrays, self._addresses(pointers), strict=True):
-            if not isinstance(value, (int, np.integer)):
+        """Check that each array has an address, of an integer type, and that other values are numbers (TypeError)."""
+        for name, value in zip(self._plan.names, pointers, strict=True):
+            if name in self._arrays and not isinstance(value, (int, np.integer)):
                 raise TypeError(f"pointers: {name} is {said(value)}, expected its address, an int")
+            if not isinstance(value, (int, float, np.integer, np.floating)):
+                raise TypeError(f"pointers: {name} is {said(value)}, expected a number")
 
     def _why(self, name: str, given: bool) -> str:
         if name == "workspace":

@@ -162,11 +162,14 @@ def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, 
 
 
 def is_stale(entry: Entry, strategies: Mapping[str, Strategy]) -> bool:
-    """Whether the kernels of an entry have changed since it was tuned, or no longer exist."""
+    """Whether the kernels of an entry have changed since it was tuned, or do not exist: somebody may have edited it."""
     strategy = strategies.get(entry.tile.strategy)
-    if strategy is None or {name for name, _ in entry.tile.fields} != set(strategy.space):
+    if strategy is None or strategy.refuses_fields(entry.tile) is not None:
         return True
-    return sources.kernel_digest(entry.problem, strategy, entry.tile) != entry.kernel
+    try:
+        return sources.kernel_digest(entry.problem, strategy, entry.tile) != entry.kernel
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # no launches: no device accepts the tile
+        return True
 
 
 def _legal(

@@ -94,7 +94,14 @@ def _append(path: Path, lines: list[str]) -> None:
     handle = os.open(path, flags, 0o644)
     try:
         # A single write in append mode: the lines of several processes do not mix.
-        os.write(handle, "".join(f"{line}\n" for line in lines).encode())
+        text = "".join(f"{line}\n" for line in lines).encode()
+        written = os.write(handle, text)
+        if written < len(text):  # a line without an end would make the next one unreadable
+            with contextlib.suppress(OSError):
+                end = os.lseek(handle, 0, os.SEEK_CUR)
+                if os.fstat(handle).st_size == end:  # otherwise another process has appended since
+                    os.ftruncate(handle, end - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(handle)
 

@@ -351,6 +351,26 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str], arguments: list
     assert "example:\n  cunorm " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["--version", "--help", "show group_norm --shape 2,4,6,2", "merge --help"])
+def test_a_closed_pipe_and_a_full_disk_end_a_command_with_a_code(command: str, tmp_path: Path) -> None:
+    """Without PYTHONUNBUFFERED the output is written when the program ends."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    whole = f"{sys.executable} -m cunorm {command}"
+    script = f"{{ sleep 0.2; {whole}; echo $? >code; }} | true"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ((tmp_path / "code").read_text(), done.stderr) == ("141\n", "")
+    if Path("/dev/full").exists():
+        done = subprocess.run(["bash", "-c", f"{whole} >/dev/full"], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, "cunorm: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [["--vers"], ["demo", "--epo", "0"]])
+def test_a_name_cannot_be_abbreviated(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2 and arguments[-2:][0] in capsys.readouterr().err
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])

@@ -137,12 +137,21 @@ def test_wrong_values_are_refused() -> None:
     for value in (memory["x"], "x", 1.5, None):
         with pytest.raises(TypeError, match=r"^pointers: x is .*, expected its address, an int$"):
             plan.launch(wrong(plan, memory, x=value))
-    for values in (None, 3, iter(right)):
+    for values in (None, 3, iter(right), dict(enumerate(right)), {*right}, "x" * len(right)):
         with pytest.raises(TypeError, match=r"^pointers: .*, expected a sequence of dy, x, "):
             plan.launch(values)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^stream: 5, expected None: the CPU executor has no streams"):
         plan.launch(right, stream=5)
     assert (memory["dx"] == OLD).all()
+
+
+@pytest.mark.parametrize("eps", [None, "1e-5", [1e-5]])
+def test_a_number_that_is_none_is_named(eps: Any) -> None:
+    arrays, _ = given("layer_norm")
+    plan = cunorm.plan("layer_norm", **options_for("layer_norm"))
+    values = wrong(plan, memory_of(plan, arrays), eps=eps)
+    with pytest.raises(TypeError, match=r"^pointers: eps is .*, expected a number$"):
+        plan.launch(values)
 
 
 def test_the_cpu_executor_checks_the_bounds_of_a_launch() -> None:

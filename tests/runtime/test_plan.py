@@ -702,6 +702,33 @@ def test_output_mask_is_refused_for_a_forward_op() -> None:
         cunorm.plan("group_norm", shape=(2, 8), dtype="float32", num_groups=2, output_mask=(True, False, True))
 
 
+def test_an_option_that_the_op_does_not_take_may_be_an_array() -> None:
+    for name, value in (("output_mask", np.array([True] * 3)), ("normalized_shape", np.array([4, 6]))):
+        with pytest.raises(
+            ValueError, match=rf"^{name}: ndarray, expected .* for group_norm, which does not take one$"
+        ):
+            cunorm.plan("group_norm", shape=(2, 8), dtype="float32", num_groups=2, **{name: value})
+
+
+@pytest.mark.parametrize("value", ["f,,", "(1,", np, np.float32(7), np.zeros(2, np.float32), "int32", 5])
+def test_what_is_no_dtype_is_a_type_error_that_names_the_argument(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^dtype: .*, expected float16 or "):
+        cunorm.plan("group_norm", shape=(2, 8), dtype=value, num_groups=2)
+    with pytest.raises(TypeError, match=r"^y_dtype: .*, expected float32"):
+        cunorm.plan("group_norm", shape=(2, 8), dtype="float32", num_groups=2, y_dtype=value)
+
+
+def test_a_mask_that_is_an_activation_is_refused_before_it_is_read() -> None:
+    """A broadcast array has more elements than any memory."""
+    shape = {"shape": (2, 8), "dtype": "float32", "num_groups": 2}
+    with pytest.raises(ValueError, match=r"^output_mask: 36028797018963968 flags, expected 3 for dx, dgamma, dbeta$"):
+        cunorm.plan("group_norm_backward", **shape, output_mask=np.broadcast_to(np.True_, (2**55,)))
+    with pytest.raises(TypeError, match=r"^output_mask: ndarray, expected a tuple of 3 bools"):
+        cunorm.plan("group_norm_backward", **shape, output_mask=np.ones((3, 3), bool))
+    plan = cunorm.plan("group_norm_backward", **shape, output_mask=np.array([True, False, True]))
+    assert plan.problem.outputs == ("dx", "dbeta")
+
+
 def test_sizes_of_more_than_64_bits_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^shape"):
         cunorm.plan("group_norm", shape=(10**30, 8), dtype="float32", num_groups=2)

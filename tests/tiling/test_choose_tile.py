@@ -393,6 +393,24 @@ def test_a_stale_entry_is_used_while_legal_and_marked(named: Callable[..., Path]
     assert "STALE" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("threads", [7, 10**30, "dx"])
+def test_an_entry_with_an_impossible_tile_is_stale(
+    threads: Any, named: Callable[..., Path], capsys: Any, tmp_path: Path
+) -> None:
+    """Somebody may have edited the file: the commands that read it say so, without a traceback."""
+    from cunorm.cli.main import main
+
+    path = named(entry())
+    raw = json.loads(path.read_text())
+    raw["entries"][0]["tile"]["threads"] = threads
+    path.write_text(json.dumps(raw))
+    entries = [*table.read(path).entries.values()]
+    assert entries and choose_tile.is_stale(entries[0], STRATEGIES)
+    assert main(["show", "--device", "H200", "--json"]) == 0
+    assert main(["merge", str(path), "-o", str(tmp_path / "merged.json")]) == 0
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
 def digests() -> dict[Tile, str]:
     """The kernel digests of a tile of `split` and of the tile that the cost model chooses."""
     return {tile: str(entry(tile=tile).kernel) for tile in (TUNED, own(PROBLEM))}

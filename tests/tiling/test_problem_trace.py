@@ -125,6 +125,19 @@ def test_a_full_disk_causes_a_warning_and_no_failed_call(tmp_path: Path, monkeyp
         monkeypatch.undo()
 
 
+def test_a_disk_that_is_full_for_a_moment_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system writes a part of the text, and says how much."""
+    a, real = group_arrays((2, 8, 3, 3)).x, os.write
+    with cunorm.trace(tmp_path / "t"):
+        cunorm.group_norm(a, 2)
+        monkeypatch.setattr(os, "write", lambda handle, text: real(handle, text[: len(text) // 2]))
+        with pytest.warns(RuntimeWarning, match="No space left"):
+            cunorm.group_norm(a, 4)
+        monkeypatch.undo()
+        cunorm.group_norm(a, 8)
+    assert [problem.group for problem in problem_trace.read(tmp_path / "t")] == [2, 8]
+
+
 def script(path: Path | str, body: str, folder: Path | None = None) -> subprocess.Popen[str]:
     text = f"import os, signal, numpy as np, cunorm\nx = np.ones((2, 8, 3, 3), np.float32)\n{body}"
     environment = {**os.environ, "CUNORM_TRACE": str(path)}

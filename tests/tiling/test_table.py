@@ -360,7 +360,7 @@ def test_a_full_disk_leaves_the_table_unchanged(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'$"):
         write(path, entry(replace(PROBLEM, N=77)))
     assert path.read_bytes() == before
     assert {one.name for one in tmp_path.iterdir()} <= {"t.json", "t.json.lock"}

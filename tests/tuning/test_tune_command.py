@@ -181,6 +181,22 @@ def test_tune_from_a_trace(capsys: Any, tmp_path: Path) -> None:
     assert {one.op for one in table.read(tmp_path / "u.json").entries} == {OP}
 
 
+def test_a_report_that_cannot_be_written_keeps_the_table(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cunorm.tuning.report import page
+
+    def full(path: Path, _: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(page, "write_whole", full)
+    folder, path = tmp_path / "report", tmp_path / "t.json"
+    asked = ("--shape", "2,8,64,2", "--trials", "1", "--table", str(path), "--report", str(folder))
+    code, _, err = run(capsys, "tune", OP, *asked)
+    assert code != 0 and len(table.read(path).entries) == 1
+    assert f"--report: {folder / 'index.html'}: No space left on device; the table is complete" in err
+
+
 def test_tune_writes_a_report(capsys: Any, tmp_path: Path) -> None:
     folder = tmp_path / "pages"
     code, out, _ = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--report", str(folder))
@@ -539,7 +555,7 @@ def test_merge_drops_duplicate_entries(capsys: Any, tmp_path: Path) -> None:
         assert run(capsys, "tune", OP, "--shape", shape, "--table", path, "--trials", "1")[0] == 0
     code, out, _ = run(capsys, "merge", paths[0], paths[1], paths[0], "-o", paths[2])
     assert code == 0
-    assert "2 entries, 0 measured, 0 simulated, of NVIDIA H200; 1 dropped for a better entry of the same problem" in out
+    assert "2 entries, 0 measured, 0 simulated, 2 modelled, of NVIDIA H200; 1 dropped for a better entry of the" in out
     assert len(table.read(paths[2]).entries) == 2
     code, out, _ = run(capsys, "show", "--table", paths[2], "--json", "--device", "H200")
     (shown,) = json.loads(out)["tables"]
@@ -587,6 +603,12 @@ def test_stale_entries_alone_are_tuned_again(capsys: Any, two: Path) -> None:
     assert found == {one["op"]: one["kernel"] for one in json.loads(before)["entries"]}
     assert json.loads(run(capsys, "tune", "--stale", "--table", str(two), "--json")[1])["results"] == []
     assert run(capsys, "tune", "--stale", "--table", str(two))[1] == f"nothing to tune: no entry is stale in {two}\n"
+
+
+def test_stale_entries_of_impossible_problems_are_refused(capsys: Any, two: Path) -> None:
+    changed(two, "layer_norm", outputs="y,dx")
+    code, _, err = run(capsys, "tune", "--stale", "--table", str(two))
+    assert code == 2 and f"{two}: layer_norm: outputs 'y,dx', expected some of y,mean,rstd" in err
 
 
 def test_stale_entries_of_the_tables_that_calls_read(

@@ -109,6 +109,7 @@ class _Record:
         self.copies: dict[str, dict[str, float]] = {}
         self.state: dict[str, str] = {}
         self.interrupted, self.lost = False, ""
+        self.unwritten: OSError | None = None
 
     @property
     def measured(self) -> bool:
@@ -127,9 +128,13 @@ class _Record:
         return {**document(self.results, copies=self.copies, **facts), **ended}
 
     def keep(self) -> None:
-        """Write the whole file if there are results."""
+        """Write the whole file if there are results. If that fails, the run goes on; it is reported at the end."""
+        self.unwritten = None
         if self.path is not None and self.results:
-            write_whole(self.path, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
+            try:
+                write_whole(self.path, json.dumps(self.document(), indent=1, allow_nan=False) + "\n")
+            except OSError as error:
+                self.unwritten = error
 
     def add(self, problem: Problem, peers: Sequence[str], bench: Callable[[Problem], Outcome]) -> None:
         """Add a problem's outcome. An error, for example a lack of memory, does not stop the following problems."""
@@ -220,6 +225,8 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         record.run(shown, peers, bench)
     found = record.document()
     print("\n".join(text(found)))
+    if record.unwritten is not None:
+        raise record.unwritten
     if to_plot is not None and record.results:
         from .figure import figure
 

@@ -98,6 +98,8 @@ def stale_problems(asked: argparse.Namespace, device: Device, source: str) -> tu
     found: dict[Problem, Entry] = {}
     for one in named or [read.table for _, read in choose_tile.tables(device)]:
         for entry in one.entries.values():
+            if (fault := fault_of(entry.problem)) is not None:
+                raise ValueError(f"{asked.table or 'a tiling table'}: {fault}; remove the entry")
             found.setdefault(entry.problem, entry)
     stale = {problem: entry for problem, entry in found.items() if problem.op in OPS and is_stale(entry)}
     chosen = _selected([*stale], asked) if stale else []

@@ -78,8 +78,8 @@ def batch_count(count: Any, x: Array) -> tuple[Array | None, float]:
         count_dtype("count", counts)
         check_counts("count", counts)
         return (counts, 0.0) if isinstance(x, np.ndarray) else (None, element_count(counts.sum()))
-    is_array = hasattr(counts, "ndim") and not isinstance(counts, np.generic)
-    return (counts, 0.0) if is_array else (None, element_count(counts))
+    on_device = is_array(counts) and not isinstance(counts, memoryview)
+    return (counts, 0.0) if on_device else (None, element_count(counts))
 
 
 def _tensor(x: Array) -> tuple[str, str, tuple[int, ...], tuple[int, int, int]]:

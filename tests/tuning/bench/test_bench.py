@@ -473,6 +473,21 @@ def test_a_time_of_generic_kernels_is_marked(kind: str, text: str, said: str) ->
     assert bench._kernels(plan) == said
 
 
+def test_a_file_that_cannot_be_written_does_not_hide_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(command, "write_whole", full)
+    given = ["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--json", str(file), "--quiet"]
+    assert cli.main(given) == 1
+    said = capsys.readouterr()
+    assert "layer_norm float32 rows=6 length=40" in said.out
+    assert said.err == f"cunorm: {file}: No space left on device\n" and not file.exists()
+
+
 def test_a_rehearsal_has_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "found.json"
     given = ["bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--json", str(file), "--quiet"]
