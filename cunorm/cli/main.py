@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.util
 import os
@@ -74,17 +75,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(given)
         finally:
-            sys.stdout.flush()  # here, not when the interpreter ends: a failure has an exit code and a sentence
+            if sys.stdout is not None:  # it is None if the caller has closed it
+                sys.stdout.flush()  # here, not when the interpreter ends: a failure has an exit code and a sentence
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader closed the pipe, for instance `| head`
         _discard_output()
         return 141
-    except OSError as error:  # for instance a full disk, also that of the standard output
-        _discard_output()
-        what = "standard output" if error.filename is None else error.filename
-        print(f"cunorm: {about_file(error, what)}", file=sys.stderr)
+    except OSError as error:  # for instance a full disk
+        said = about_file(error) if error.filename is not None else str(error.strerror or error)
+        if error.filename is None and error.errno == errno.ENOSPC:
+            _discard_output()
+            said = about_file(error, "standard output")
+        print(f"cunorm: {said}", file=sys.stderr)
         return 1
 
 

@@ -43,7 +43,7 @@ def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 

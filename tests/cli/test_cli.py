@@ -362,6 +362,18 @@ def test_a_closed_pipe_and_a_full_disk_end_a_command_with_a_code(command: str, t
     if Path("/dev/full").exists():
         done = subprocess.run(["bash", "-c", f"{whole} >/dev/full"], env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (1, "cunorm: standard output: No space left on device\n")
+    done = subprocess.run(["bash", "-c", f"{whole} >&-"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr  # argparse prints to stderr then
+
+
+def test_an_error_of_the_system_without_a_file_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(cli, "_run", busy)
+    assert run(capsys, "doctor") == (1, "", "cunorm: Too many open files\n")
 
 
 @pytest.mark.parametrize("arguments", [["--vers"], ["demo", "--epo", "0"]])
