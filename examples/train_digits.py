@@ -25,6 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 import cunorm
+from cunorm.core.errors import about_file
 from cunorm.core.files import PLOT_SUFFIXES, file_to_write
 
 if __package__:
@@ -243,7 +244,7 @@ def train(options: argparse.Namespace, xp: Any, executor: str, group: Group) -> 
         try:
             plot(result, options.plot, executor)
         except OSError as error:
-            print(f"--plot: {options.plot}: {error.strerror or error}", file=sys.stderr)
+            print(f"--plot: {about_file(error, options.plot)}", file=sys.stderr)
             return 1
         print(f"plot             {options.plot}")
     return 0 if accuracy >= REQUIRED_ACCURACY else 1

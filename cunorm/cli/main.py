@@ -84,11 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 141
     except OSError as error:  # for instance a full disk
-        said = about_file(error) if error.filename is not None else str(error.strerror or error)
-        if error.filename is None and error.errno == errno.ENOSPC:
+        is_output = error.filename is None and error.errno == errno.ENOSPC
+        if is_output:
             _discard_output()
-            said = about_file(error, "standard output")
-        print(f"cunorm: {said}", file=sys.stderr)
+        print(f"cunorm: {about_file(error, 'standard output' if is_output else None)}", file=sys.stderr)
         return 1
 
 

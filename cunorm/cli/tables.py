@@ -14,9 +14,8 @@ from cunorm.core.terminal import columns
 from cunorm.ops.parse_problem import refuse_without_shape
 from cunorm.ops.registry import is_legal, is_stale, place_named
 from cunorm.tiling import choose_tile, table, table_file
-from cunorm.tiling.table import MEASURED, MODEL, SIMULATED, WORDS, Entry, microseconds, order_of, raw_of, shown
+from cunorm.tiling.table import WORDS, Entry, microseconds, order_of, raw_of, shown
 
-_COUNTED = {MEASURED: "measured", SIMULATED: "simulated", MODEL: "modelled"}
 TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "default us", "text", "state")
 
 
@@ -108,7 +107,7 @@ def merge(asked: argparse.Namespace) -> int:
     for fault in made.faults:
         print(f"cunorm merge: kept unchanged: {fault}", file=sys.stderr)
     sources = Counter(entry.source for entry in made.entries.values())
-    counts = ", ".join(f"{sources[source]} {word}" for source, word in _COUNTED.items())
+    counts = ", ".join(f"{sources[source]} {words.partition(',')[0]}" for source, words in WORDS.items())
     both = count - len(made.entries)
     print(
         f"{asked.output}: {len(made.entries)} entries, {counts}, of {shown(made.device.get('name'))}; "

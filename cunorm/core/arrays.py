@@ -229,7 +229,7 @@ def mask(name: str, value: object, names: Sequence[str]) -> tuple[bool, ...]:
     flags = cast("Sequence[object]", value)
     if len(flags) != len(names):
         raise ValueError(f"{name}: {len(flags)} flags, expected {len(names)} for {', '.join(names)}")
-    for wanted in flags:
+    for wanted in value.tolist() if isinstance(value, np.ndarray) else flags:
         if not isinstance(wanted, (bool, np.bool_)):
             raise TypeError(f"{name}: contains {said(wanted)}, expected bools")
     return tuple(bool(wanted) for wanted in flags)

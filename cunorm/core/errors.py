@@ -67,8 +67,9 @@ def about_file(error: Exception, path: object = None) -> str:
     ----------
     error : Exception
     path : str or path, optional
-        The name as the user knows it. None: that of the OSError.
+        The name as the user knows it. None: that of the OSError, if it has one.
     """
     if not isinstance(error, OSError):
         return str(error)
-    return f"{error.filename if path is None else path}: {reason_of(error)}"
+    named = error.filename if path is None else path
+    return reason_of(error) if named is None else f"{named}: {reason_of(error)}"

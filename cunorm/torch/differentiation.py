@@ -85,18 +85,17 @@ def _left_to_torch(options: Options, x: Tensor, gamma: MaybeTensor, beta: MaybeT
     `torch.onnx.export`, whose files should run without cunorm; `torch.func.functionalize`, which takes no Function; and
     transforms of `torch.func` inside a compiled function, where torch ignores vmap rules.
     """
+    given = [x, *(one for one in (gamma, beta) if one is not None)]
     if torch.compiler.is_compiling():
         if torch._C._are_functorch_transforms_active():
             return True
     elif (
-        not isinstance(x, Tensor)
-        or not all(one is None or isinstance(one, Tensor) for one in (gamma, beta))
+        not all(isinstance(one, Tensor) for one in given)
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
         or _functionalized()
     ):
         return True
-    given = [one for one in (x, gamma, beta) if one is not None]
     if torch.onnx.is_in_onnx_export() or any(is_traceable_wrapper_subclass(one) or one.is_nested for one in given):
         return True
     return not NORMS[options.name].takes(options, x, gamma, beta)

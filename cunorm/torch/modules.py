@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.fx import Proxy
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from . import functional
@@ -117,9 +116,8 @@ class _ByCunorm(_InstanceNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise each channel of each sample."""
-        if isinstance(input, Proxy) and (called := leaf_call(self, input)) is not None:
-            y: Tensor = called
-            return y
+        if (called := leaf_call(self, input)) is not None:
+            return called
         return super().forward(input)
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.fx import Proxy
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -125,7 +124,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the input; in training, with the statistics of all processes."""
-        if isinstance(input, Proxy) and (called := leaf_call(self, input)) is not None:
+        if (called := leaf_call(self, input)) is not None:
             return called
         self._check_input_dim(input)
         if not self.training and self.running_mean is not None:

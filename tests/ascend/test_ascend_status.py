@@ -148,7 +148,7 @@ GROUP_WRONG: dict[AclnnStatus, list[tuple[str, Change, str]]] = {
         ("four flags", lambda _: {"outputMask": (True,) * 4}, "outputMask: 4 flags, expected 3"),
         ("ints", lambda _: {"outputMask": (1, 1, 1)}, "outputMask: contains 1, expected bools"),
         ("one int", lambda _: {"outputMask": (True, True, 0)}, "outputMask: contains 0, expected bools"),
-        ("NumPy ints", lambda _: {"outputMask": np.ones(3, int)}, r"outputMask: contains .*1\)?, expected bools"),
+        ("NumPy ints", lambda _: {"outputMask": np.ones(3, int)}, "outputMask: contains 1, expected bools"),
         ("huge", lambda _: {"outputMask": (10**5000, True, True)}, "outputMask: contains an unprintable int, expected"),
         ("long", lambda _: {"outputMask": "T" * 1000}, "outputMask: 'TTT.{76}\\.\\.\\., expected a tuple of 3 bools"),
         ("'TTT'", lambda _: {"outputMask": "TTT"}, "outputMask: 'TTT', expected a tuple of 3 bools"),

@@ -94,14 +94,14 @@ def stale_problems(asked: argparse.Namespace, device: Device, source: str) -> tu
         raise ValueError("--dtype: not valid with --stale, because a table contains the dtypes")
     if asked.table is not None and not Path(asked.table).exists():
         raise ValueError(f"--table: {asked.table}: no such file, expected the table whose entries are tuned again")
-    named = [] if asked.table is None else [table.read(asked.table)]
+    named = [] if asked.table is None else [(asked.table, table.read(asked.table))]
     found: dict[Problem, Entry] = {}
-    for one in named or [read.table for _, read in choose_tile.tables(device)]:
+    for path, one in named or [(path, read.table) for path, read in choose_tile.tables(device)]:
         for entry in one.entries.values():
             if (fault := fault_of(entry.problem)) is not None:
-                raise ValueError(f"{asked.table or 'a tiling table'}: {fault}; remove the entry")
+                raise ValueError(f"{path}: {fault}; remove the entry")
             found.setdefault(entry.problem, entry)
-    stale = {problem: entry for problem, entry in found.items() if problem.op in OPS and is_stale(entry)}
+    stale = {problem: entry for problem, entry in found.items() if is_stale(entry)}
     chosen = _selected([*stale], asked) if stale else []
     worse = [problem for problem in chosen if table.rank_of(source) <= stale[problem].rank]
     return worse, len(chosen) - len(worse)
