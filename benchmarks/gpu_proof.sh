@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Run everything that needs a GPU, in two parts of at most ten minutes each:
 #
-#   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--results DIR] [--dry-run]
+#   bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads "NAME ..."] [--results DIR] [--kernels DIR] [--dry-run]
+#   bash benchmarks/gpu_proof.sh --prepare DIR --device NAME [--workloads "NAME ..."]
 #
 # Part 1 asks whether the kernels are right. It runs the tests that need a GPU, among them the battery of hostile
 # problems with generic and with specialised kernels. At the same time compute-sanitizer, if there is one, runs a case of
-# every kernel under memcheck, racecheck and synccheck.
+# every kernel under memcheck, racecheck and synccheck, and the bench's peers compile for part 2.
 # Part 2 asks how fast they are. It measures the host time of a call, and tiles: of the entries of the GPU's table whose
 # kernels have changed since; without a table, the cost model's best of all workloads. All cores compile these first.
 # Then, for each workload in turn, it tunes (the table is written to tuning/tables/) and runs `cunorm bench` (the result
@@ -18,15 +19,19 @@
 # --results writes everything to DIR instead of the checkout, the logs of the steps included, each when its step ends.
 # --dry-run runs every step on the CPU executor with one tiny shape, and deletes all results.
 # cunorm need not be installed; the folder of the checkout in PYTHONPATH suffices.
+#
+# --prepare runs on a machine without a GPU: it compiles the kernels of both parts for a GPU such as H200, and writes them
+# to DIR. That takes an hour on two cores; run again, it continues. With --kernels DIR, the machine with the GPU takes
+# them from there, and compiles what is missing. It needs the same version of NVRTC; prepare_proof.py says more.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-parts="1 2" minutes=9 dry="" into=""
+parts="1 2" minutes=9 dry="" into="" kernels="" prepare="" device=""
 # The most important workloads come first, because the time may not suffice for all.
 workloads="quick llm llm-rms sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
 usage() {
-  echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--results DIR] [--dry-run]; $1" >&2
+  echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--results DIR] [--kernels DIR] [--dry-run] | --prepare DIR --device NAME; $1" >&2
   exit 2
 }
 while [ $# -gt 0 ]; do
@@ -35,12 +40,22 @@ while [ $# -gt 0 ]; do
     --minutes) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || usage "--minutes: '${2:-}', expected a whole number"; minutes=$2; shift ;;
     --workloads) [ -n "${2:-}" ] || usage "--workloads: empty, expected names: \"llm vae\""; workloads=$2; shift ;;
     --results) [ -n "${2:-}" ] || usage "--results: empty, expected a folder"; into=$2; shift ;;
+    --kernels) [ -d "${2:-}" ] || usage "--kernels: '${2:-}' is no folder; write it with --prepare"; kernels=$2; shift ;;
+    --prepare) [ -n "${2:-}" ] || usage "--prepare: empty, expected a folder"; prepare=$2; shift ;;
+    --device) [ -n "${2:-}" ] || usage "--device: empty, expected a GPU, such as H200"; device=$2; shift ;;
     --dry-run) dry=yes ;;
     *) usage "unknown option: $1" ;;
   esac
   shift
 done
 page_seconds=20 profile_seconds=60
+if [ -n "$prepare" ]; then
+  [ -n "$device" ] || usage "--prepare: without --device, expected a GPU, such as H200"
+  mkdir -p "$prepare"
+  python benchmarks/measure_tiles.py draw --device "$device" --workloads "${workloads// /,}" --out "$prepare/tiles.jsonl" &&
+    python benchmarks/prepare_proof.py pack "$prepare/tiles.jsonl" --device "$device" --out "$prepare"
+  exit
+fi
 dtype=bfloat16 results=benchmarks/results tables=tuning/tables logs=""
 failed="" unreached=""
 if [ -n "$dry" ]; then
@@ -108,8 +123,24 @@ collect() {
   names=() pids=()
 }
 
+# unpack NAME: add prepared kernels to the cache folder.
+unpack() {
+  [ -z "$kernels" ] || step "unpack $1" python benchmarks/prepare_proof.py unpack "$kernels/$1.tar.xz"
+}
+
+# Compile the peers of part 2: their kernels stay on the disk. Nothing is recorded: what is missing is compiled later.
+warm_up() {
+  local workload
+  for workload in $workloads; do
+    [ $((deadline - SECONDS)) -ge 5 ] || break
+    CUNORM_SPECIALISE=never limited python -m cunorm bench --workload "$workload" --dtype $dtype --rounds 2 \
+      --peers torch.compile,liger --quiet
+  done >"$logs/peers.log" 2>&1
+}
+
 part_1() {
   step "doctor" python -m cunorm doctor
+  unpack tests
   if [ -n "$dry" ]; then
     step "tests" python -m pytest -q -p no:cacheprovider tests/tuning/test_tuning_clock.py
     step "cases" python -m tests.battery.one_per_kernel --list
@@ -133,17 +164,21 @@ part_1() {
   beside "tests" python -m pytest -q -n "$workers" --tb=short -p no:cacheprovider -p no:benchmark --gpu -m gpu $patience \
     tests/battery tests/executors tests/kernels tests/ops tests/ascend tests/runtime tests/gate tests/tuning tests/cli \
     tests/torch/test_gpu.py tests/test_train_digits.py
+  warm_up &
+  local warming=$!
   collect
+  wait $warming
 }
 
 part_2() {
-  local device workload date
+  local workload date
   device=$(python -c "
 from cunorm.executors import choose
 from cunorm.tiling import table
 print(table.slug(choose.executor('${dry:+cpu}' or 'gpu').limits()))")
   local table="$tables/$device.json" until=$deadline
   date=$(date -u +%F)
+  unpack tiles
   if [ -n "$dry" ]; then
     step "host cost" python benchmarks/host_overhead_gpu.py --rehearse
     step "draw" python benchmarks/measure_tiles.py draw --workloads mlp --problems 1 --out "$results/tiles.jsonl"

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import math
 import multiprocessing
@@ -63,6 +62,8 @@ from cunorm.tiling.costmodel import Choice
 from cunorm.traffic.sampling import floor_bytes
 
 Key = TypeVar("Key")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 BEST, OTHERS = 5, 3  # tiles of a problem: the model's best, and the best of other strategies
 NEARLY = 1.6  # of other strategies: largest ratio of the predicted time to the least
 POSSIBLE = 2.0  # of the tiles that --drawn draws: likewise
@@ -72,7 +73,7 @@ ROUNDS = 9
 AGREE = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 1e-5, "float64": 1e-12}
 WITHOUT_GPU = "H100"  # the device for which `draw` and `build` work on a machine without a GPU
 CHUNK = 4  # kernels or problems that a process takes at once
-MANY = 50  # problems from which on `table` starts processes
+MANY = 50  # problems from which on `draw` and `table` start processes
 LATE = "not begun in time"
 RANDOM_ELEMENTS = 2**20  # random values that are repeated to fill an array
 
@@ -116,6 +117,20 @@ def digest(problem: Problem, tile: Tile) -> str:
 def raw_of(tile: Tile) -> dict[str, Any]:
     """A tile as JSON."""
     return {"strategy": tile.strategy, **tile.as_dict()}
+
+
+def _keep_all() -> None:
+    """Let the cache folder keep the kernels of all tiles, which are more than those of an application."""
+    cubins.MOST_FILES = sys.maxsize
+
+
+def on_all_cores(one: Callable[[Given], Found], given: Sequence[Given], unit: str, least: int = 1) -> list[Found]:
+    """The results of a function, in order, with a progress bar. Fewer than `least` are computed in this process."""
+    shown = functools.partial(tqdm, total=len(given), unit=unit, mininterval=2)
+    if len(given) < least:
+        return [*shown(map(one, given))]
+    with multiprocessing.get_context("spawn").Pool(settings.cores(), _keep_all) as pool:
+        return [*shown(pool.imap(one, given, CHUNK))]
 
 
 # ---- draw -----------------------------------------------------------------------------------------------------------
@@ -163,6 +178,15 @@ def device_named(name: str | None) -> Device:
     return KNOWN[name or WITHOUT_GPU]
 
 
+def drawn_line(given: tuple[Problem, table.Entry | None], device: Device, drawn: int, seed: int) -> str:
+    """The line of a problem and its tiles. `given` is the problem and its entry in --stale's table."""
+    problem, entry = given
+    tiles = tiles_of(problem, device, drawn, random.Random(f"{seed} {problem}"))
+    if entry is not None and entry.tile not in tiles and is_legal(entry, device):
+        tiles.append(entry.tile)
+    return line_of(problem, tiles=[raw_of(tile) for tile in tiles]) + "\n"
+
+
 def draw(asked: argparse.Namespace) -> None:
     """Write the problems and their tiles."""
     device, found = device_named(asked.device), problems_to_draw(asked)
@@ -170,13 +194,9 @@ def draw(asked: argparse.Namespace) -> None:
     if asked.problems is not None and asked.problems < len(ordered):
         random.Random(asked.seed).shuffle(ordered)
         ordered = ordered[: asked.problems]
+    one = functools.partial(drawn_line, device=device, drawn=asked.drawn, seed=asked.seed)
     with asked.out.open("w", encoding="utf-8") as out:
-        for problem in tqdm(ordered, unit="problem"):
-            tiles = tiles_of(problem, device, asked.drawn, random.Random(f"{asked.seed} {problem}"))
-            entry = found[problem]
-            if entry is not None and entry.tile not in tiles and is_legal(entry, device):
-                tiles.append(entry.tile)
-            out.write(line_of(problem, tiles=[raw_of(tile) for tile in tiles]) + "\n")
+        out.writelines(on_all_cores(one, [(problem, found[problem]) for problem in ordered], "problem", MANY))
 
 
 # ---- build ----------------------------------------------------------------------------------------------------------
@@ -209,16 +229,10 @@ def build(asked: argparse.Namespace) -> None:
     device, end = device_named(asked.device), math.inf if asked.seconds is None else time.time() + asked.seconds
     kernels = kernels_of(asked.tiles, device)
     one = functools.partial(_built, architecture=device.architecture, end=end)
-    with multiprocessing.get_context("spawn").Pool(settings.cores(), _keep_all) as pool:
-        found = [*tqdm(pool.imap(one, kernels.items(), CHUNK), total=len(kernels), unit="kernel", mininterval=2)]
+    found = on_all_cores(one, [*kernels.items()], "kernel")
     print(f"{found.count('')} of {len(kernels)} kernels compiled for {device.architecture}")
     if errors := [text for text in found if text not in ("", LATE)]:
         raise SystemExit(errors[0])
-
-
-def _keep_all() -> None:
-    """Let the cache folder keep the kernels of all tiles, which are more than those of an application."""
-    cubins.MOST_FILES = sys.maxsize
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------
@@ -398,8 +412,9 @@ def timings_of(raw: dict[str, Any]) -> dict[Tile, Timing]:
     }
 
 
-def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
+def entry_of(measured: tuple[Problem, dict[str, Any]]) -> table.Entry | None:
     """The table entry of a problem; None if its default failed, or another tile of it is the default now."""
+    problem, raw = measured
     space, timings = Space.of(problem, OPS[problem.op].strategies, device_of(raw)), timings_of(raw)
     if space.default not in timings:
         return None
@@ -420,13 +435,8 @@ def entry_of(problem: Problem, raw: dict[str, Any]) -> table.Entry | None:
 
 
 def entries_of(measured: Sequence[tuple[Problem, dict[str, Any]]]) -> list[table.Entry]:
-    """The table entries of problems. If there are many, all cores rank their tiles."""
-    if len(measured) < MANY:
-        found = [*itertools.starmap(entry_of, measured)]
-    else:
-        with multiprocessing.get_context("spawn").Pool(settings.cores()) as pool:
-            found = pool.starmap(entry_of, measured, CHUNK)
-    return [one for one in found if one is not None]
+    """The table entries of problems."""
+    return [one for one in on_all_cores(entry_of, measured, "problem", MANY) if one is not None]
 
 
 def write_table(asked: argparse.Namespace) -> None:

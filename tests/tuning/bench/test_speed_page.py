@@ -482,6 +482,8 @@ def test_the_page_is_generated_when_no_time_is_left_to_tune_and_bench(tmp_path: 
     (["--fast"], "unknown option: --fast"),
     (["--workloads"], "--workloads: empty, expected names"),
     (["--results"], "--results: empty, expected a folder"),
+    (["--kernels", "nowhere"], "--kernels: 'nowhere' is no folder; write it with --prepare"),
+    (["--prepare", "kernels"], "--prepare: without --device, expected a GPU, such as H200"),
 ])  # fmt: skip
 def test_wrong_arguments_of_the_script(given: list[str], sentence: str) -> None:
     done = proof(*given)
