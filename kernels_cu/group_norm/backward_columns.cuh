@@ -147,6 +147,9 @@ struct GroupColumns {
             const long long start = (n * HxW + column.begin + column.part) * C + first_channel;
             const long long group = n * groups + slab * Tile::slab_groups;
             HeldGradients held = {column};
+            if (!is_specialised) {
+                make_opaque(held.at.parts);  // otherwise the offsets of rows are computed before the loop
+            }
             load_packs(held, start);
             held.found.first = statistics(group + column.own.first);
             held.found.second = statistics(group + column.own.second());

@@ -3,6 +3,7 @@
 // is written. So dx may be the same array as dy or x.
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
+#include "common/text.cuh"
 #include "partition/stage.cuh"
 
 // thread_channels: channels that a thread processes at a time. slab_threads: resident threads per multiprocessor that
@@ -118,6 +119,12 @@ struct GroupSlabs {
         __syncthreads();  // the mbarriers are initialised
         unsigned parity = 0;
         for (long long item = blockIdx.x / cluster; item < N / samples * slabs; item += gridDim.x / cluster) {
+            int opaque = 0;
+            if (!is_specialised) {
+                opaque = threadIdx.x;
+                make_opaque(opaque);  // otherwise positions are computed before the loop over slabs, and take registers
+            }
+            const auto thread = [&]() { return is_specialised ? threadIdx.x : static_cast<unsigned>(opaque); };
             const long long n = samples > 1 ? rank / pieces : item / slabs;
             const long long first_group = (samples > 1 ? item : item - n * slabs) * slab_groups;
             const long long first_channel = first_group * group_channels;
@@ -126,13 +133,13 @@ struct GroupSlabs {
             const StagedSlab<2> copies = {{dy, x}, {staged_dy, staged_x}, barriers, parity};
             copies.issue(slab);
             parity ^= 1;
-            for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
+            for (int channel = thread(); channel < channels; channel += Tile::threads) {
                 of_channel[channel] =
                     SlabChannel{parameter(gamma, first_channel + channel, acc_t(1)),
                                 parameter(beta, first_channel + channel, acc_t(0)), channel / group_channels};
                 totals[channel] = Pair{};
             }
-            for (int group = threadIdx.x; group < own_groups; group += Tile::threads) {
+            for (int group = thread(); group < own_groups; group += Tile::threads) {
                 const long long at = n * groups + first_group + group;
                 of_group[group] = SlabGroup{widen(load(mean, at)), widen(load(rstd, at)), acc_t(0), acc_t(0)};
             }
@@ -156,7 +163,7 @@ struct GroupSlabs {
                 }
                 return sums;
             };
-            for (int channel = threadIdx.x; channel < channels; channel += Tile::threads) {
+            for (int channel = thread(); channel < channels; channel += Tile::threads) {
                 const SlabChannel k = of_channel[channel];
                 Pair sums = pieces > 1 ? of_pieces(rank - piece, channel) : totals[channel];
                 sums.second *= of_group[k.group].rstd;
@@ -194,8 +201,7 @@ struct GroupSlabs {
                 if (pieces == 1) {
                     cluster_wait();  // the totals of every block are complete
                 }
-                for (int channel = rank + cluster * threadIdx.x; channel < channels;
-                     channel += cluster * Tile::threads) {
+                for (int channel = rank + cluster * thread(); channel < channels; channel += cluster * Tile::threads) {
                     Pair sums = {};
                     for (int k = 0; k < samples; ++k) {
                         Pair of_sample = of_pieces(k * pieces, channel);

@@ -159,8 +159,13 @@ def in_clusters(packs: int, teams: int, threads: int) -> Tile:
     return Tile("cluster", packs_per_thread=packs, rows_per_team=2, **sizes)
 
 
-def in_registers(packs: int, threads: int) -> Tile:
-    return Tile("block", groups=1, load="registers", packs_per_thread=packs, stages=1, threads=threads)
+def in_registers(packs: int, threads: int, groups: int = 1) -> Tile:
+    return Tile("block", groups=groups, load="registers", packs_per_thread=packs, stages=1, threads=threads)
+
+
+def staged_in_clusters(samples: int) -> Tile:
+    sizes = {"cluster": 4, "groups": 1, "samples": samples, "threads": 128}
+    return Tile("cluster", load="bulk", stages=4, **sizes)
 
 
 def kept_on_chip(threads: int) -> Tile:
@@ -172,7 +177,7 @@ def in_columns(threads: int) -> Tile:
 
 
 #: Tiles, and the architecture and the NVRTC with which their generic text once spilled. The quick suite compiles each
-#: second one.
+#: fourth one.
 GENERIC_SPILLS = [
     ("layer_norm", "bfloat16", "NCHW", in_warps(12, rows=1), "sm_80", 0),
     ("layer_norm", "float32", "NCHW", in_warps(6, rows=2), "sm_80", 0),
@@ -183,6 +188,8 @@ GENERIC_SPILLS = [
     ("group_norm", "bfloat16", "NCHW", in_registers(packs=8, threads=512), "sm_120", -1),
     ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=128), "sm_120", 0),
     ("group_norm_backward", "bfloat16", "NHWC", kept_on_chip(threads=512), "sm_120", 0),
+    ("group_norm_backward", "bfloat16", "NHWC", in_registers(packs=6, threads=512, groups=2), "sm_120", 0),
+    ("group_norm_backward", "float16", "NCHW", staged_in_clusters(samples=2), "sm_90", 0),
     ("batch_norm_elemt", "bfloat16", "NHWC", in_columns(threads=128), "sm_89", -1),
     ("batch_norm_backward_reduce", "bfloat16", "NHWC", in_columns(threads=128), "sm_120", 0),
 ]
