@@ -104,6 +104,11 @@ struct KeptSums {
     }
 };
 
+// Of a backward with teams of a warp, see resident_blocks in forward_rows.cuh.
+constexpr int resident_blocks_of_gradients() {
+    return resident_blocks_in_quarters(sizeof(acc_t) > sizeof(float) ? 2 : 4);
+}
+
 // The arrays that a backward reads row by row.
 struct RowArrays {
     const data_t* dy;

@@ -18,15 +18,17 @@
 #include "common/text.cuh"
 #include "partition/team.cuh"
 
-// Blocks per multiprocessor in the launch bounds of a kernel with `cluster` blocks per row. Tile::resident_blocks follows
-// from the registers of the specialised text. The generic text also holds predicates of elements and parts of addresses,
-// and in a cluster the addresses of other blocks' sums. It does not spill them with three quarters of the blocks if there
-// are more than four packs, and with half of the blocks in a cluster or if there are more than eight packs.
+// Blocks per multiprocessor in the launch bounds. Tile::resident_blocks follows from the registers of the specialised
+// text. The generic text also holds predicates of elements and parts of addresses, and in a cluster the addresses of
+// other blocks' sums. It does not spill them with `quarters` quarters of the blocks.
+constexpr int resident_blocks_in_quarters(int quarters) {
+    return is_specialised || Tile::resident_blocks == 1 ? Tile::resident_blocks : Tile::resident_blocks * quarters / 4;
+}
+
+// Of a forward with `cluster` blocks per row.
 constexpr int resident_blocks(int cluster) {
     const bool few_packs = Tile::packs_per_thread * (Tile::addend ? 2 : 1) <= 4;
-    const int generic_quarters = cluster > 1 || Tile::packs_per_thread > 8 ? 2 : few_packs ? 4 : 3;
-    const int quarters = is_specialised ? 4 : generic_quarters;
-    return Tile::resident_blocks == 1 ? 1 : Tile::resident_blocks * quarters / 4;
+    return resident_blocks_in_quarters(cluster > 1 || Tile::packs_per_thread > 8 ? 2 : few_packs ? 4 : 3);
 }
 
 // Whether the teams of a block share parameters. Teams of several groups do not: sharing would save little if a team
@@ -63,9 +65,9 @@ __device__ __forceinline__ void copy_parameter(const T* array, const Run<lanes, 
 template <typename T, int lanes, int blocks, bool grouped>
 struct RowParameters {
     static constexpr bool shares = teams_share<lanes, blocks, grouped>;
-    // In a cluster the generic text of a loop that reads ahead has registers for half as many parameters.
-    static constexpr int most_bytes =
-        Tile::most_parameter_bytes / (blocks > 1 && Tile::reads_ahead && !is_specialised ? 2 : 1);
+    // The generic text has registers for half as many parameters in float64, and in a cluster whose loop reads ahead.
+    static constexpr bool few = sizeof(acc_t) > sizeof(float) || (blocks > 1 && Tile::reads_ahead);
+    static constexpr int most_bytes = Tile::most_parameter_bytes / (few && !is_specialised ? 2 : 1);
     static constexpr bool resident = Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
     const T* array;
     const Pack<T>* shared;  // the columns of the array in shared memory, if the teams share it

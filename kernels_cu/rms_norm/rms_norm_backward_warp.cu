@@ -15,7 +15,7 @@
 // strategy wins for rows of up to about two thousand elements.
 #include "partition/backward_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(Tile::threads, Tile::resident_blocks)
+extern "C" __global__ void __launch_bounds__(Tile::threads, resident_blocks_of_gradients())
     rms_norm_backward_warp(const data_t* dy, const data_t* x, const stat_t* rstd, const gamma_t* gamma,
                            const data_t* dh, data_t* dx, Single* workspace, gamma_t* dgamma, long long rows,
                            long long length, long long teams, double gamma_offset) {

@@ -154,6 +154,11 @@ def in_warps(packs: int, rows: int) -> Tile:
     return Tile("warp", packs_per_thread=packs, rows_per_team=rows, lanes=32, threads=128)
 
 
+def in_warps_of_gradients(packs: int, *, lanes: int, stages: int, threads: int) -> Tile:
+    """Tile of `warp` in a backward with a row per team."""
+    return Tile("warp", packs_per_thread=packs, lanes=lanes, rows_per_team=1, stages=stages, threads=threads)
+
+
 def in_clusters(packs: int, teams: int, threads: int) -> Tile:
     sizes = {"cluster": 8, "teams_per_block": teams, "threads": threads}
     return Tile("cluster", packs_per_thread=packs, rows_per_team=2, **sizes)
@@ -182,6 +187,8 @@ GENERIC_SPILLS = [
     ("layer_norm", "bfloat16", "NCHW", in_warps(12, rows=1), "sm_80", 0),
     ("layer_norm", "float32", "NCHW", in_warps(6, rows=2), "sm_80", 0),
     ("rms_norm", "float64", "NCHW", in_warps(8, rows=2), "sm_80", 0),
+    ("layer_norm_backward", "float64", "NCHW", in_warps_of_gradients(1, lanes=16, stages=1, threads=128), "sm_90", 0),
+    ("rms_norm_backward", "float64", "NCHW", in_warps_of_gradients(2, lanes=16, stages=2, threads=128), "sm_90", 0),
     ("layer_norm", "bfloat16", "NCHW", in_clusters(2, teams=2, threads=256), "sm_120", 0),
     ("layer_norm", "bfloat16", "NCHW", in_clusters(4, teams=1, threads=512), "sm_120", -1),
     ("rms_norm", "bfloat16", "NCHW", in_clusters(4, teams=2, threads=384), "sm_120", 0),

@@ -229,11 +229,8 @@ class WarpRows(Tiling):
             return base + added + passing + packs * (of_pack + many)
         if sums_in_registers:
             of_pack += problem.pack * problem.row_sums // 4
-        # Additional registers, in pairs, for the sums of several warps; in a cluster also for the places of many packs.
-        places = 8 if self.slices > 1 and problem.has_mean and packs >= 8 else 0
-        pairs = 12 + places if problem.dtype == "float64" and not self.of_warp else 0
         current = self._staging_registers(sums_in_registers) if self.staged else 0
-        return 32 + added + pairs + passing + current + 2 * widened + packs * of_pack
+        return 32 + added + self._pair_registers() + passing + current + 2 * widened + packs * of_pack
 
     @lazy
     def base_registers(self) -> int:
@@ -246,6 +243,15 @@ class WarpRows(Tiling):
         if self.problem.is_backward:
             return of_slice + 8 * (self.slices > 1 and not sums_in_registers)
         return of_slice + 8 * self.shares_parameters + 4 * (packs >= 8) + 3 * packs * (packs > 8)
+
+    def _pair_registers(self) -> int:
+        """Additional registers of a backward in float64, whose values take aligned pairs of registers."""
+        if self.problem.dtype != "float64":
+            return 0
+        if self.of_warp:
+            return 24 if self.problem.extras else 12  # dh has places of its own
+        many = self.slices > 1 and self.problem.has_mean and self.tile.packs_per_thread >= 8
+        return 20 if many else 12
 
     def _staging_registers(self, sums_in_registers: bool) -> int:
         """Registers for staged rows: the packs in use, and addresses, also of sums in shared memory."""
