@@ -195,8 +195,8 @@ struct Slab<ChannelsLast> {
     }
 
     // Same as channels-first, except that a thread stores partial sums of several of its channels at a time:
-    // partial_sums / Tile::threads. The lanes of a part of a warp then add up the partial sums of one channel. `from` and `to` are results of cut(). terms.of(channel) is the value that
-    // terms.add(j, known, sums) needs per channel.
+    // partial_sums / Tile::threads. The lanes of a part of a warp then add up the partial sums of one channel. `from`
+    // and `to` are results of cut(). terms.of(channel) is the value that terms.add(j, known, sums) needs per channel.
     template <int partial_sums, typename Totals, typename Terms>
     __device__ __forceinline__ void add_sums(int from, int to, Pair* partials, Totals totals, Terms terms) const {
         constexpr int slots_at_once = partial_sums / Tile::threads;
