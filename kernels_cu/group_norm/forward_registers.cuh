@@ -1,5 +1,6 @@
 // GroupNorm forward of groups that a team holds in registers. Shared by the strategies `warp` (several teams per block),
-// `block` (one team per block) and `cluster` (one team per cluster). x, y: (N, C, HxW). gamma, beta: (C) or null. mean, rstd: (N, groups).
+// `block` (one team per block) and `cluster` (one team per cluster).
+// x, y: (N, C, HxW). gamma, beta: (C) or null. mean, rstd: (N, groups).
 #include "common/activation.cuh"
 #include "common/parameters.cuh"
 #include "common/text.cuh"

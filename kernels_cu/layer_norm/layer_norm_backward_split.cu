@@ -1,6 +1,7 @@
 // LayerNorm backward, strategy `split`: sums first, dx in a second sweep. It is the fallback: it takes any length.
 //
-//   dy, x, dh, dx: (rows, length); dh is null unless Tile::addend. mean, rstd: (rows). gamma: (length) or null. x is null if only dbeta is wanted.
+//   dy, x, dh, dx: (rows, length); dh is null unless Tile::addend. mean, rstd: (rows). gamma: (length) or null.
+//   x is null if only dbeta is wanted.
 //   Workspace, if dx is wanted: [rows, strips] pairs, the sums of gamma * dy and of gamma * dy * xhat over a strip of a
 //   row.
 //   Workspace from pair `bands_at` on, if dgamma or dbeta is wanted: [bands, length] pairs (dbeta, dgamma). If there is

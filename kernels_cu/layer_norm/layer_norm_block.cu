@@ -1,7 +1,8 @@
 // LayerNorm forward, strategy `block`: a row is held in the registers of a team, which is a block or an even part of a
 // block.
 //
-//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null. mean, rstd: (rows).
+//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null.
+//   mean, rstd: (rows).
 //   A block has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs. A row has at most as many
 //   elements as the threads of a team hold.
 //   Grid: `teams` teams take the rows in turn. A team writes y, mean and rstd of its rows.

@@ -1,7 +1,8 @@
 // LayerNorm forward, strategy `cluster`: a row is held in the registers of a team, which spans the Tile::cluster blocks
 // of a cluster. In each block the team is the whole block or an even part of it, and holds a slice of the row.
 //
-//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null. mean, rstd: (rows).
+//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null.
+//   mean, rstd: (rows).
 //   A cluster has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of its team's row. Several
 //   teams require length to be a multiple of pack_size: then all rows have the same alignment, and the teams' slices
 //   have the same columns.

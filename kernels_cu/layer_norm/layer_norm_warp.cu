@@ -1,6 +1,7 @@
 // LayerNorm forward, strategy `warp`: one team of `lanes` lanes of a warp per row, which the team holds in registers.
 //
-//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null. mean, rstd: (rows).
+//   x, residual, y, h: (rows, length); residual and h are null unless Tile::addend. gamma, beta: (length) or null.
+//   mean, rstd: (rows).
 //   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs. A row has at most lanes * packs *
 //   pack_size elements.
 //   Grid: `teams` teams take the rows in turn. The blocks take the teams in turn, Tile::threads / Tile::lanes teams at

@@ -1,6 +1,6 @@
-// How the warps of the `split` kernels of LayerNorm and RMSNorm divide rows of any length. A strip is a range of columns. A band is
-// every bands-th row. A warp processes one strip of one band. The parameters of its columns, and their sums for dgamma
-// and dbeta, stay in registers.
+// How the warps of the `split` kernels of LayerNorm and RMSNorm divide rows of any length. A strip is a range of columns.
+// A band is every bands-th row. A warp processes one strip of one band. The parameters of its columns, and their sums
+// for dgamma and dbeta, stay in registers.
 //
 // A strip is `span` elements of a row, counted from the 16-byte boundary at or before the row's start. The row's offset
 // from that boundary may differ from row to row, but a warp's columns must not move. So rows are covered from the
