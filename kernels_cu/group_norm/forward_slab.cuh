@@ -57,7 +57,11 @@ struct GroupSlabs {
         unsigned parity = 0;
         for (long long item = blockIdx.x / pieces; item < N * slabs; item += gridDim.x / pieces) {
             const long long n = item / slabs, first_group = (item - n * slabs) * slab_groups;
-            const slab_t slab(x, n, C, first_group * group_channels, channels, static_cast<int>(HxW), rank,
+            int own_piece = rank;
+            if (clustered && sizeof(acc_t) > sizeof(float)) {
+                make_opaque(own_piece);  // otherwise positions are computed before the loop, and take registers
+            }
+            const slab_t slab(x, n, C, first_group * group_channels, channels, static_cast<int>(HxW), own_piece,
                               clustered ? static_cast<int>(piece_packs) : 0);
             const StagedSlab<1> copies = {{x}, {staged}, barriers, parity};
             copies.issue(slab);

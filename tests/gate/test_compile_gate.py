@@ -202,18 +202,28 @@ GENERIC_SPILLS = [
 ]
 
 
+def builds_of(op: str, dtype: str, layout: str, tile: Tile, kind: str, compiler: tuple[str, Nvrtc]) -> list[Build]:
+    """The builds of one tile, for an architecture and an NVRTC."""
+    case = GateCase(op, tile.strategy, dtype, layout)
+    problem, accepted = next(one for one in gate.accepted(case, compiler[0]) if one[1].as_dict() == tile.as_dict())
+    posed = gate.problems_of(case, compiler[0], problem, accepted)
+    return [build for one in posed for build in gate.builds_of(case, one, accepted, kind, *compiler)]
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(("op", "dtype", "layout", "tile", "architecture", "which"), every(4, GENERIC_SPILLS))
 def test_the_generic_text_does_not_spill(
     op: str, dtype: str, layout: str, tile: Tile, architecture: str, which: int
 ) -> None:
     """It holds sizes, predicates and parts of addresses, which are constants of the specialised text."""
-    case = GateCase(op, tile.strategy, dtype, layout)
-    problem, accepted = next(one for one in gate.accepted(case, architecture) if one[1].as_dict() == tile.as_dict())
-    posed = gate.problems_of(case, architecture, problem, accepted)
-    compiler = (architecture, NVRTCS[which])
-    found = [build for one in posed for build in gate.builds_of(case, one, accepted, "generic", *compiler)]
-    assert faults(gate.run(found, threads=THREADS)) == ""
+    assert faults(gate.run(builds_of(op, dtype, layout, tile, "generic", (architecture, NVRTCS[which])))) == ""
+
+
+@needs_nvrtc
+def test_staged_float64_in_a_cluster_does_not_spill() -> None:
+    """The positions of a piece are computed again for every slab."""
+    tile = Tile("cluster", cluster=4, groups=1, load="cp_async", stages=4, threads=128)
+    assert faults(gate.run(builds_of("group_norm", "float64", "NCHW", tile, "specialised", ("sm_90", NVRTCS[0])))) == ""
 
 
 def test_a_cluster_of_blocks_of_512_threads_holds_six_packs_of_float64() -> None:
