@@ -104,7 +104,8 @@ struct KeptSums {
     }
 };
 
-// Of a backward with teams of a warp, see resident_blocks in forward_rows.cuh.
+// Blocks per multiprocessor in the launch bounds of a backward with teams of a warp. In float64 the places of the
+// generic text take most of its registers beside few packs, so it has half of the blocks.
 constexpr int resident_blocks_of_gradients() {
     return resident_blocks_in_quarters(sizeof(acc_t) > sizeof(float) ? 2 : 4);
 }

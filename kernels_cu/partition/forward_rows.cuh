@@ -20,7 +20,7 @@
 
 // Blocks per multiprocessor in the launch bounds. Tile::resident_blocks follows from the registers of the specialised
 // text. The generic text also holds predicates of elements and parts of addresses, and in a cluster the addresses of
-// other blocks' sums. It does not spill them with `quarters` quarters of the blocks.
+// other blocks' sums. It has registers for them with `quarters` quarters of the blocks.
 constexpr int resident_blocks_in_quarters(int quarters) {
     return is_specialised || Tile::resident_blocks == 1 ? Tile::resident_blocks : Tile::resident_blocks * quarters / 4;
 }
@@ -65,9 +65,9 @@ __device__ __forceinline__ void copy_parameter(const T* array, const Run<lanes, 
 template <typename T, int lanes, int blocks, bool grouped>
 struct RowParameters {
     static constexpr bool shares = teams_share<lanes, blocks, grouped>;
-    // The generic text has registers for half as many parameters in float64, and in a cluster whose loop reads ahead.
-    static constexpr bool few = sizeof(acc_t) > sizeof(float) || (blocks > 1 && Tile::reads_ahead);
-    static constexpr int most_bytes = Tile::most_parameter_bytes / (few && !is_specialised ? 2 : 1);
+    // In a cluster the generic text of a loop that reads ahead has registers for half as many parameters.
+    static constexpr int most_bytes =
+        Tile::most_parameter_bytes / (blocks > 1 && Tile::reads_ahead && !is_specialised ? 2 : 1);
     static constexpr bool resident = Tile::packs_per_thread * static_cast<int>(sizeof(ParameterPack<T>)) <= most_bytes;
     const T* array;
     const Pack<T>* shared;  // the columns of the array in shared memory, if the teams share it
