@@ -35,8 +35,9 @@ from cunorm.tuning.verify.verifier import Verifier
 from cunorm.core.arrays import DTYPES
 from cunorm.core.devices import known
 from cunorm.core.files import write_whole
-from cunorm.core.problem import Problem, accumulator, laid_out
+from cunorm.core.problem import Problem, accumulator
 from cunorm.core.strategy import Strategy, Tile, main_launch
+from cunorm.ops import registry
 from cunorm.ops.common.tolerance import UNIT, stored
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Target, plan_for
@@ -54,65 +55,17 @@ Values = np.ndarray[Any, Any]
 
 def problem_of(op: str, layout: str, dtype: str, length: int, slices: int) -> Problem:
     """Return a problem with `slices` slices of `length` elements; parameters have the dtype of the statistics."""
-    sums = accumulator(dtype)
-    if "normalized_shape" in OPS[op].takes:
-        sizes: tuple[Any, ...] = ("NCHW", slices, length, 1, 1)
-    elif op.startswith("group_norm"):
-        sizes = (layout, slices // GROUPS, GROUPS * CHANNELS, length // CHANNELS, GROUPS)
-    else:
-        sizes = (layout, CHANNELS, slices, length // CHANNELS, slices)
-    if op == "batch_norm_stats":
-        return Problem(
-            op=op,
-            dtype=dtype,
-            gamma_dtype=None,
-            beta_dtype=None,
-            stats_dtype=sums,
-            **laid_out(*sizes),
-            outputs=("mean", "invstd"),
-        ).canonical()
-    if op == "batch_norm_backward_reduce":
-        names = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
-        return Problem(
-            op=op,
-            dtype=dtype,
-            gamma_dtype=sums,
-            beta_dtype=None,
-            stats_dtype=sums,
-            **laid_out(*sizes),
-            outputs=names,
-            others=tuple((f"{n}_t", sums) for n in names),
-        ).canonical()
-    if op == "batch_norm_backward_elemt":
-        return Problem(
-            op=op,
-            dtype=dtype,
-            gamma_dtype=sums,
-            beta_dtype=None,
-            stats_dtype=sums,
-            **laid_out(*sizes),
-            outputs=("dx",),
-            others=(("sum_t", sums),),
-        ).canonical()
-    if op.endswith("backward"):
-        return Problem(
-            op=op,
-            dtype=dtype,
-            gamma_dtype=sums,
-            beta_dtype=None,
-            stats_dtype=sums,
-            **laid_out(*sizes),
-            outputs=tuple(OPS[op].results),
-        ).canonical()
-    return Problem(
-        op=op,
-        dtype=dtype,
-        gamma_dtype=sums,
-        beta_dtype=sums if "beta" in OPS[op].inputs else None,
-        stats_dtype=sums,
-        **laid_out(*sizes),
-        outputs=OPS[op].results_with(()),
-    ).canonical()
+    spec, sums = OPS[op], accumulator(dtype)
+    options: dict[str, Any] = {name: sums for name in ("gamma_dtype", "beta_dtype") if name in spec.takes}
+    if spec.is_backward:
+        options.pop("beta_dtype", None)
+    if "normalized_shape" in spec.takes:
+        return registry.problem_of(op, shape=(slices, length), dtype=dtype, normalized_shape=length, **options)
+    N, C, HxW = CHANNELS, slices, length // CHANNELS
+    if "num_groups" in spec.takes:
+        N, C, options["num_groups"] = slices // GROUPS, GROUPS * CHANNELS, GROUPS
+    shape = (N, C, HxW) if layout == "NCHW" else (N, HxW, C)
+    return registry.problem_of(op, shape=shape, dtype=dtype, data_format=layout, **options)
 
 
 def tiles_of(problem: Problem, strategy: Strategy) -> Iterator[Tile]:

@@ -300,8 +300,7 @@ class Measured:
     def __init__(self, problem: Problem, place: Target, clock: GraphClock) -> None:
         self.problem, self.place, self.clock = problem, place, clock
         op = OPS[problem.op]
-        self.names = [name for name in op.names if name not in problem.numbers]
-        arrays = [name for name in self.names if name != "workspace" and (name in problem.outputs or self._given(name))]
+        arrays = [name for name in op.arrays if name in problem.outputs or self._given(name)]
         nbytes = sum(problem.elements_of(name) * DTYPES[problem.dtype_of(name)].itemsize for name in arrays)
         count = clock.sets(nbytes, place.device)
         self.sets = [{name: filled(problem, name) for name in arrays} for _ in range(count)]
@@ -315,11 +314,9 @@ class Measured:
         op, problem = OPS[self.problem.op], self.problem
         plan = plans.plan_for(problem, op.strategies, op.names, self.place, tile)
         workspace = GuardedBuffer(executor("gpu").cupy, plan.workspace_nbytes)
-        tail: list[int | float] = [problem.numbers[name] for name in plan.names if name in problem.numbers]
-        at = [{name: one.address for name, one in arrays.items()} for arrays in self.sets]
-        for one in at:
-            one["workspace"] = workspace.address if plan.workspace_nbytes else 0
-        return Runner(plan, [[*(one.get(name, 0) for name in self.names), *tail] for one in at], workspace, edit)
+        scratch = {"workspace": workspace.address} if plan.workspace_nbytes else {}
+        addresses = [{name: one.address for name, one in arrays.items()} | scratch for arrays in self.sets]
+        return Runner(plan, [plan.values(at) for at in addresses], workspace, edit)
 
     def results(self, run: Runner) -> dict[str, Any]:
         """The results of a tile on the first set."""

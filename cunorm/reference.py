@@ -87,6 +87,12 @@ def group_norm(
     mean, rstd : ndarray
         Float64, (N, G). NaN if a slice has no elements. The variance of a constant slice is exactly 0.
 
+    Raises
+    ------
+    ValueError
+        If x has less than 2 or more than 8 dimensions, gamma or beta has another number of elements than C,
+        num_groups is no divisor of C, or data_format or activation is none of the above.
+
     Examples
     --------
     >>> import numpy as np
@@ -144,6 +150,11 @@ def group_norm_backward(
         Float64, same shape as `x`.
     dgamma, dbeta : ndarray
         Float64, (C,). Zeros if there are no elements to sum.
+
+    Raises
+    ------
+    ValueError
+        If a shape, a number of elements or an option differs from the above.
 
     Examples
     --------
@@ -215,7 +226,22 @@ def instance_norm(
         rstd_{n,c} = \left(\frac{1}{L} \sum_{hw} (x - mean)^2 + eps\right)^{-1/2}, \quad
         y = (x - mean) \cdot rstd \cdot \gamma_c + \beta_c
 
-    The shapes of `x`, `gamma` and `beta` are those of `group_norm`. `mean` and `rstd` have shape (N, C).
+    Parameters
+    ----------
+    x, gamma, beta, eps, data_format
+        See `group_norm`.
+
+    Returns
+    -------
+    y : ndarray
+        Float64, same shape as `x`.
+    mean, rstd : ndarray
+        Float64, (N, C). NaN if a slice has no elements.
+
+    Raises
+    ------
+    ValueError
+        If a shape, a number of elements or data_format differs from those of `group_norm`.
 
     Examples
     --------
@@ -244,8 +270,24 @@ def instance_norm_backward(
         dx = rstd \cdot \gamma_c
              \left(dy - \frac{1}{L} \sum_{hw} dy - \frac{\hat{x}}{L} \sum_{hw} dy \cdot \hat{x}\right)
 
-    `mean` and `rstd` have N*C elements. The shapes of the other arguments and of the results are those of
-    `group_norm_backward`.
+    Parameters
+    ----------
+    dy, x, gamma, data_format
+        See `group_norm_backward`.
+    mean, rstd : array_like
+        N*C elements each.
+
+    Returns
+    -------
+    dx : ndarray
+        Float64, same shape as `x`.
+    dgamma, dbeta : ndarray
+        Float64, (C,). Zeros if there are no elements to sum.
+
+    Raises
+    ------
+    ValueError
+        If a shape, a number of elements or data_format differs from those of `group_norm`.
 
     Examples
     --------
@@ -277,8 +319,32 @@ def layer_norm(
 ) -> tuple[Float64, ...]:
     """Layer normalisation: group normalisation of the rows with one group and one channel per element of a row.
 
-    `normalized_shape` is (R1..Rj), or the integer R1. y has the shape of `x`. mean and rstd have shape (A1..Ai, 1..1).
-    With a residual, h = x + residual, rounded to x's dtype, is normalised, and is the fourth result.
+    Parameters
+    ----------
+    x : array_like
+        (A1..Ai, R1..Rj), any real dtype.
+    normalized_shape : int or tuple of int
+        (R1..Rj), or the integer R1.
+    gamma, beta : array_like, optional
+        Shape `normalized_shape`. None: ones for gamma, zeros for beta.
+    eps : float
+        Added to the variance.
+    residual : array_like, optional
+        Shape of `x`. h = x + residual, rounded to x's dtype, replaces x.
+
+    Returns
+    -------
+    y : ndarray
+        Float64, same shape as `x`.
+    mean, rstd : ndarray
+        Float64, (A1..Ai, 1..1). NaN if a row has no elements. The variance of a constant row is exactly 0.
+    h : ndarray
+        Float64, only with a residual.
+
+    Raises
+    ------
+    ValueError
+        If a shape differs from the above.
 
     Examples
     --------
@@ -307,9 +373,32 @@ def layer_norm_backward(
     *,
     dh: Maybe = None,
 ) -> tuple[Float64, Float64, Float64]:
-    """Gradients of layer normalisation: dx of the shape of `x`, dgamma and dbeta of shape `normalized_shape`.
+    """Gradients of layer normalisation, from the statistics that the forward returned.
 
-    If the forward had a residual, `x` is its h, and `dh` is the gradient that reaches h past the norm.
+    Parameters
+    ----------
+    dy, x : array_like
+        Gradient of y, and input of the forward, of one shape. If the forward had a residual, x is its h.
+    normalized_shape : int or tuple of int
+        (R1..Rj), the last sizes of x.
+    mean, rstd : array_like
+        One element per row each. They are used unchanged, even if they were rounded to another dtype.
+    gamma : array_like, optional
+        Shape `normalized_shape`. None: ones.
+    dh : array_like, optional
+        Shape of `x`: the gradient that reaches h past the norm. It is added to dx.
+
+    Returns
+    -------
+    dx : ndarray
+        Float64, same shape as `x`.
+    dgamma, dbeta : ndarray
+        Float64, shape `normalized_shape`. Zeros if there are no rows.
+
+    Raises
+    ------
+    ValueError
+        If a shape differs from the above.
 
     Examples
     --------
@@ -365,6 +454,11 @@ def rms_norm(
     h : ndarray
         Float64, only with a residual.
 
+    Raises
+    ------
+    ValueError
+        If a shape differs from the above.
+
     Examples
     --------
     >>> import numpy as np
@@ -396,14 +490,33 @@ def rms_norm_backward(
     dh: Maybe = None,
     gamma_offset: float = 0.0,
 ) -> tuple[Float64, Float64]:
-    r"""Gradients of RMS normalisation: dx of the shape of `x`, dgamma of shape `normalized_shape`.
+    r"""Gradients of RMS normalisation, from the rstd that the forward returned.
 
     .. math::
         g = (\gamma + gamma\_offset) \cdot dy, \quad
         dx = rstd \cdot \left(g - \hat x \cdot \frac{1}{L} \sum g \hat x\right) + dh, \quad
         d\gamma = \sum_{rows} dy \cdot \hat x
 
-    If the forward had a residual, `x` is its h, and `dh` is the gradient that reaches h past the norm.
+    Parameters
+    ----------
+    dy, x, normalized_shape, gamma, dh
+        See `layer_norm_backward`.
+    rstd : array_like
+        One element per row.
+    gamma_offset : float
+        Added to gamma, if there is one.
+
+    Returns
+    -------
+    dx : ndarray
+        Float64, same shape as `x`.
+    dgamma : ndarray
+        Float64, shape `normalized_shape`. Zeros if there are no rows.
+
+    Raises
+    ------
+    ValueError
+        If a shape differs from the above.
 
     Examples
     --------
@@ -416,7 +529,7 @@ def rms_norm_backward(
     True
     """
     (rows, shape), (grads, _) = (_rows(each, normalized_shape) for each in (x, _shaped_as(dy, x)))
-    grads, factor = grads.astype(np.float64), np.asarray(rstd, np.float64).reshape(-1, 1)
+    grads, factor = grads.astype(np.float64), _given(rstd, (len(rows), 1), "rstd")
     xhat, weighted = rows * factor, _weight(gamma, math.prod(shape), gamma_offset) * grads
     dx = factor * (weighted - xhat * _mean(weighted * xhat))
     dgamma = np.ascontiguousarray((grads * xhat).T).sum(axis=-1)
@@ -448,7 +561,28 @@ def _weight(gamma: Maybe, length: int, gamma_offset: float) -> Float64:
 
 @_quiet
 def batch_norm_stats(x: Array, *, eps: float = 1e-5) -> tuple[Float64, Float64]:
-    """Mean and invstd of every channel, from the biased variance; NaN if there are no elements.
+    r"""Mean and invstd of every channel on one rank.
+
+    .. math::
+        mean_c = \frac{1}{L} \sum_{n, hw} x, \quad
+        invstd_c = \left(\frac{1}{L} \sum_{n, hw} (x - mean)^2 + eps\right)^{-1/2}
+
+    Parameters
+    ----------
+    x : array_like
+        (N, C, \*), 2 to 8 dimensions, any real dtype.
+    eps : float
+        Added to the variance, which is the biased one.
+
+    Returns
+    -------
+    mean, invstd : ndarray
+        Float64, (C,). NaN if there are no elements.
+
+    Raises
+    ------
+    ValueError
+        If x has less than 2 or more than 8 dimensions.
 
     Examples
     --------
@@ -474,14 +608,44 @@ def batch_norm_gather_stats(
     running_var: Maybe = None,
     momentum: float = 0.1,
 ) -> tuple[Float64, Float64, Float64 | None, Float64 | None]:
-    """Mean and invstd of all ranks together, then the new running mean and variance (None if the old one is None).
+    r"""Mean and invstd of all ranks together, and the new running mean and variance.
 
-    `means` and `invstds` have shape (world, C), and `counts` has shape (world,). A rank with count 0 is ignored,
-    whatever its mean and invstd are. If all are 0, the statistics are NaN, and the running statistics keep their
-    values. With w_r = count_r / total and var_r = max(invstd_r^-2 - eps, 0), the results are
-    mean = sum w_r * mean_r, var = sum w_r * (var_r + (mean_r - mean)^2), invstd = 1 / sqrt(var + eps), and
-    running = (1 - momentum) * running + momentum * new. For running_var, new is the unbiased var * total / (total - 1),
-    or var if the total is at most 1.
+    .. math::
+        w_r = \frac{count_r}{\sum count}, \quad
+        var_r = \max(invstd_r^{-2} - eps, 0), \quad
+        mean = \sum_r w_r \cdot mean_r
+
+    .. math::
+        var = \sum_r w_r \left(var_r + (mean_r - mean)^2\right), \quad
+        invstd = (var + eps)^{-1/2}, \quad
+        running' = (1 - momentum) \cdot running + momentum \cdot new
+
+    new is mean, or the unbiased variance var * total / (total - 1); with a total count of at most 1, it is var.
+
+    Parameters
+    ----------
+    means, invstds : array_like
+        Statistics of the ranks, (world, C).
+    counts : array_like
+        Elements per channel of the ranks, (world,). A rank with count 0 is ignored, whatever its mean and invstd are.
+    eps : float
+        The same as in `batch_norm_stats`.
+    running_mean, running_var : array_like, optional
+        C elements each.
+    momentum : float
+        Weight of the new value in the running statistics.
+
+    Returns
+    -------
+    mean, invstd : ndarray
+        Float64, (C,). NaN if all counts are 0.
+    running_mean, running_var : ndarray or None
+        Float64, (C,): the new ones, or the old ones if all counts are 0. None if the old one is None.
+
+    Raises
+    ------
+    ValueError
+        If a shape differs from the above, or a count is negative.
 
     Examples
     --------
@@ -519,7 +683,26 @@ def batch_norm_gather_stats(
 
 @_quiet
 def batch_norm_elemt(x: Array, mean: Array, invstd: Array, gamma: Maybe = None, beta: Maybe = None) -> Float64:
-    """Batch normalisation with statistics that are passed: y = (x - mean) * invstd * gamma + beta.
+    r"""Batch normalisation with statistics that are passed: y = (x - mean) * invstd * gamma + beta.
+
+    Parameters
+    ----------
+    x : array_like
+        (N, C, \*), 2 to 8 dimensions, any real dtype.
+    mean, invstd : array_like
+        C elements each.
+    gamma, beta : array_like, optional
+        C elements each. None: ones for gamma, zeros for beta.
+
+    Returns
+    -------
+    ndarray
+        y, float64, same shape as `x`.
+
+    Raises
+    ------
+    ValueError
+        If a shape or a number of elements differs from the above.
 
     Examples
     --------
@@ -540,9 +723,32 @@ def batch_norm_elemt(x: Array, mean: Array, invstd: Array, gamma: Maybe = None, 
 def batch_norm_backward_reduce(
     dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe = None
 ) -> tuple[Float64, Float64, Float64, Float64]:
-    """sum_dy = sum dy, sum_dy_xmu = sum dy * (x - mean), dgamma = sum_dy_xmu * invstd and dbeta = sum_dy of one rank.
+    r"""Sums of batch normalisation's gradients on one rank.
 
-    The results are zeros if there are no elements to sum. `gamma` is unused: it is here because the operator takes it.
+    .. math::
+        sum\_dy_c = \sum_{n, hw} dy, \quad
+        sum\_dy\_xmu_c = \sum_{n, hw} dy \cdot (x - mean), \quad
+        d\gamma = sum\_dy\_xmu \cdot invstd, \quad
+        d\beta = sum\_dy
+
+    Parameters
+    ----------
+    dy, x : array_like
+        Gradient of y, and input of the forward, both (N, C, \*), 2 to 8 dimensions.
+    mean, invstd : array_like
+        C elements each.
+    gamma : array_like, optional
+        Not used; it is here because the operator takes it.
+
+    Returns
+    -------
+    sum_dy, sum_dy_xmu, dgamma, dbeta : ndarray
+        Float64, (C,). Zeros if there are no elements to sum.
+
+    Raises
+    ------
+    ValueError
+        If a shape or a number of elements differs from the above.
 
     Examples
     --------
@@ -566,9 +772,34 @@ def batch_norm_backward_reduce(
 def batch_norm_backward_elemt(
     dy: Array, x: Array, mean: Array, invstd: Array, gamma: Maybe, sum_dy: Array, sum_dy_xmu: Array, count: Array
 ) -> Float64:
-    """dx = (dy - sum_dy / count - (x - mean) * invstd^2 * sum_dy_xmu / count) * invstd * gamma.
+    r"""Gradient of batch normalisation's input on one rank, from the sums of all ranks.
 
-    `sum_dy` and `sum_dy_xmu` are the totals of all ranks, and `count` is the total or each rank's count.
+    .. math::
+        dx = \left(dy - \frac{sum\_dy}{count}
+             - (x - mean) \cdot invstd^2 \cdot \frac{sum\_dy\_xmu}{count}\right) \cdot invstd \cdot \gamma_c
+
+    Parameters
+    ----------
+    dy, x : array_like
+        Gradient of y, and input of the forward, both (N, C, \*), 2 to 8 dimensions.
+    mean, invstd : array_like
+        C elements each.
+    gamma : array_like or None
+        C elements. None: ones.
+    sum_dy, sum_dy_xmu : array_like
+        Totals of all ranks, C elements each.
+    count : array_like
+        Elements per channel: the total, or that of each rank.
+
+    Returns
+    -------
+    ndarray
+        dx, float64, same shape as `x`.
+
+    Raises
+    ------
+    ValueError
+        If a shape or a number of elements differs from the above.
 
     Examples
     --------

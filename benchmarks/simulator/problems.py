@@ -113,17 +113,13 @@ def plan_of(problem: Problem, gpu: Gpu, tile: Tile | None = None) -> Plan:
 
 def launches_of(plan: Plan, text: Text) -> tuple[list[Launch], list[Any]]:
     """The launches of a plan on arrays of their own, and the arrays, which must live as long as the launches run."""
-    numbers = plan.problem.numbers
-    names = [name for name in plan.names if name not in numbers]
-    arrays = sampling.arrays_of(plan.problem, plan.workspace_nbytes, names, plan.launches)
+    arrays = sampling.arrays_of(plan.problem, plan.workspace_nbytes, plan.array_names, plan.launches)
     memory, at = {}, FIRST_ADDRESS
-    for name, array in zip(names, arrays, strict=True):
+    for name, array in zip(plan.array_names, arrays, strict=True):
         if array is not None:
             memory[name] = Placed(name, at, array.nbytes, role_of(name), array.ctypes.data)
             at += -(-array.nbytes // sampling.ALIGNMENT) * sampling.ALIGNMENT
-    values = [
-        numbers[name] if name in numbers else memory[name].address if name in memory else 0 for name in plan.names
-    ]
+    values = plan.values({name: one.address for name, one in memory.items()})
     return calls.launches(plan, values, list(memory.values()), text), arrays
 
 

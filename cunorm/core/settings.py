@@ -3,7 +3,7 @@
 =======================  ==================================================================  =================
 variable                 meaning                                                             default
 =======================  ==================================================================  =================
-``CUNORM_CACHE_DIR``     folder for CPU builds, NVRTC reports on kernels, tiling tables      user cache dir
+``CUNORM_CACHE_DIR``     folder for all that is kept: builds, machine code, tables, studies  user cache dir
 ``CUNORM_TILING_TABLE``  a tiling table that is searched before all others                   none
 ``CUNORM_TRACE``         a file in which the problems that run are recorded for cunorm tune  none
 ``CUNORM_CPU_DEVICE``    the GPU whose limits and tiles the CPU executor uses                ``H200``
@@ -54,7 +54,7 @@ def cache_dir_named() -> bool:
 
 
 def cache_dir() -> Path:
-    """The folder for builds, tables and studies. `cunorm.core.cache_folder` creates it.
+    """The folder for builds, machine code, tables and studies. `cunorm.core.cache_folder` creates it.
 
     Without ``CUNORM_CACHE_DIR`` it is in the user's cache folder. If the user has no home folder, it is ``cunorm-UID``
     in the folder for temporary files.

@@ -1,4 +1,4 @@
-"""The GPU executor: one cupy.RawKernel per source text. The only module of cunorm that imports CuPy."""
+"""The GPU executor: one cupy.RawKernel per source text. The only module of cunorm that imports CuPy at its top."""
 
 from __future__ import annotations
 

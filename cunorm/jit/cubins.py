@@ -17,7 +17,7 @@ from cunorm.core.files import write_whole
 
 #: Maximum number of files, of some 50 kB each.
 MOST_FILES = 4096
-#: Share of the files that is deleted when there are more.
+#: When there are more, one of this many is deleted, the oldest.
 DELETED = 4
 
 

@@ -24,7 +24,7 @@ from cunorm.ops.instance_norm.op import INSTANCE_NORM, INSTANCE_NORM_BACKWARD
 from cunorm.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BACKWARD
 from cunorm.ops.rms_norm.op import RMS_NORM, RMS_NORM_BACKWARD
 from cunorm.runtime.checks import place_for
-from cunorm.runtime.op import Op, Request, plan_of, requested
+from cunorm.runtime.op import EVERY, Op, Request, plan_of, requested
 from cunorm.runtime.plans import Plan, Target
 from cunorm.tiling import choose_tile
 from cunorm.tiling.table import Entry, shown
@@ -53,7 +53,7 @@ UNASKED: dict[str, Any] = {
     "normalized_shape": None,
     "gamma_dtype": None,
     "beta_dtype": None,
-    "output_mask": (True, True, True),
+    "output_mask": EVERY,
     "data_format": "NCHW",
     "activation": None,
     "residual": False,
@@ -175,7 +175,7 @@ def plan(
     normalized_shape: int | Sequence[int] | None = None,
     gamma_dtype: object = None,
     beta_dtype: object = None,
-    output_mask: Sequence[bool] = (True, True, True),
+    output_mask: Sequence[bool] = EVERY,
     data_format: str = "NCHW",
     activation: str | None = None,
     residual: bool = False,

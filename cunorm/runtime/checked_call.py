@@ -18,10 +18,8 @@ from cunorm.core.arrays import (
     addresses,
     extent,
     in_range,
-    kind_of,
     namespace,
     overlap,
-    place_of,
     pointer,
     row_stride,
     same_elements,
@@ -288,15 +286,11 @@ class Call:
         return True
 
     def _check_workspace(self, workspace: Array) -> None:
-        kind = kind_of("workspace", workspace)
-        place = place_of(workspace)
-        if place != (self.kind, self.plan.place.ordinal):
-            raise ValueError(f"workspace: on {place}, expected {(self.kind, self.plan.place.ordinal)}")
         if workspace.dtype.hasobject:
             raise TypeError("workspace: an array of objects, expected an array of numbers: the kernels overwrite it")
         if not workspace.flags.c_contiguous:
             raise ValueError("workspace: not contiguous, expected a contiguous array that can be written")
-        if kind == "cpu" and not workspace.flags.writeable:
+        if self.kind == "cpu" and not workspace.flags.writeable:
             raise ValueError("workspace: read-only, expected a contiguous array that can be written")
         if workspace.nbytes < self.needs:
             raise ValueError(f"workspace: {workspace.nbytes} bytes, expected at least {self.needs}")
@@ -323,9 +317,7 @@ class Call:
                     raise ValueError(OVERLAPS.format(self._labels[name], other))
             for other_span, other, target in written[:position]:
                 if overlap(array, span, target, other_span):
-                    raise ValueError(
-                        f"{self._labels[name]}: overlaps {self._labels[other]} in memory; pass separate arrays"
-                    )
+                    raise ValueError(OVERLAPS.format(self._labels[name], self._labels[other]))
 
     @property
     def _labels(self) -> dict[str, str]:

@@ -239,7 +239,7 @@ def _checked(
     # The other arrays are compared with x, whatever its position.
     leader = ("x", dict(given)["x"]) if "x" in op.inputs else given[0]
     outputs = list(zip(op.labels, out, strict=False)) if isinstance(out, tuple) else []
-    same_place([leader, *given, *outputs])
+    same_place([leader, *given, *outputs, ("workspace", workspace)])
     checked = op.check(arrays, options, out)
     results = [
         None if result is None else replace(result, label=label, updated=result.name in op.updated)
@@ -266,8 +266,12 @@ def _plan(op: Op, problem: Problem, leader: tuple[str, Any], tile: Any, plan: Pl
     if plan is None:
         chosen = None if tile is None else Tile.of(tile)
         return plan_for(problem, op.strategies, op.names, place_for(kind, ordinal), chosen)
-    if (kind, ordinal) != (plan.place.kind, plan.place.ordinal):
-        raise ValueError(f"{name}: on {kind} {ordinal}, but the plan is for {plan.place.kind} {plan.place.ordinal}")
+    if kind != plan.place.kind:
+        array_type, device = ("numpy.ndarray", '"cpu"') if kind == "cpu" else ("cupy.ndarray", ordinal)
+        where = "the CPU executor" if plan.place.kind == "cpu" else f"GPU {plan.place.ordinal}"
+        raise TypeError(f"{name}: a {array_type}, but the plan is for {where}; make a plan with device={device}")
+    if ordinal != plan.place.ordinal:
+        raise ValueError(f"{name}: on GPU {ordinal}, but the plan is for GPU {plan.place.ordinal}")
     # A plan without a dtype for gamma or beta accepts arrays of any dtype, or none. Every plan accepts all dtypes of
     # the statistics that the op accepts. None of these dtypes changes the tile.
     loose = {

@@ -205,6 +205,19 @@ class Plan:
         """
         return are_assumed(self._assumed(values))
 
+    @lazy
+    def array_names(self) -> tuple[str, ...]:
+        """The names of `names` that are arrays, which come first: the op's inputs, its results, the workspace."""
+        return tuple(name for name in self.names if name not in self.problem.numbers)
+
+    def values(self, addresses: Mapping[str, int]) -> list[int | float]:
+        """The values of `run` for arrays at these addresses, with the problem's own numbers; other arrays are absent.
+
+        Tests, counters and the tuner use these numbers. Those of a call are its arguments.
+        """
+        numbers = self.problem.numbers
+        return [numbers[name] if name in numbers else addresses.get(name, 0) for name in self.names]
+
     def run(self, values: Sequence[int | float], sizes: Sequence[int] = (), assumed: bool | None = None) -> None:
         """Launch the kernels.
 
@@ -285,7 +298,35 @@ class Plan:
         return RawCall(self)
 
     def __call__(self, *arrays: Array, out: Any = None, workspace: Array | None = None, **options: Any) -> Any:
-        """Run the op on these arrays, as its public function does. They must match the plan's problem."""
+        """Run the op on arrays, as its public function does.
+
+        Parameters
+        ----------
+        *arrays : array
+            The op's inputs in the order of `names`; optional ones at the end may be left out. They are on the plan's
+            device and have the shapes and dtypes of its problem. batch_norm_gather_stats and
+            batch_norm_backward_elemt take the arguments of their public functions.
+        out : array or tuple of array, optional
+            See the public function.
+        workspace : array, optional
+            Contiguous, on the plan's device, of at least `workspace_nbytes` bytes. None: the call allocates it.
+        **options
+            The op's numbers, such as ``eps``; arrays may be named, too.
+
+        Returns
+        -------
+        array or tuple of array
+            The results of the public function.
+
+        Raises
+        ------
+        TypeError
+            If an argument is missing or has a wrong type, or if an array is of another kind than the plan's device.
+        ValueError
+            If an array does not match the plan's problem or is on another GPU, or arrays overlap.
+        CompileError
+            See `compile`.
+        """
         assert self.caller is not None, "expected a plan from cunorm.plan"
         return self.caller(self, arrays, out, workspace, options)
 

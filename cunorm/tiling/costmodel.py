@@ -217,7 +217,7 @@ def moved(choice: Choice) -> int:
 def contenders(found: Iterable[Choice], device: Device) -> list[Choice]:
     """The tiles that count as equally fast, by predicted time.
 
-    It is within `NEAR_TIE` of the fastest, and they leave the fewest multiprocessors idle.
+    Their times are within `NEAR_TIE` of the fastest, and of those tiles they leave the fewest multiprocessors idle.
     """
     ordered = _by_time(found)
     near = [choice for choice in ordered if choice.seconds <= NEAR_TIE * ordered[0].seconds]

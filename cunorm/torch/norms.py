@@ -61,8 +61,6 @@ class Norm:
         The statistics that a forward returns after y, and the results of a backward.
     activated : bool
         Whether an activation may be fused.
-    numbers : tuple of str
-        Numbers of the forward.
     """
 
     name: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from cunorm.core.arrays import pointer
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch
@@ -186,11 +187,10 @@ def record(plan: Plan, order: str | None = None) -> list[Count]:
     list of Count
         One per launch, with a trace.
     """
-    cpu, numbers = executor("cpu"), plan.problem.numbers
-    names = [name for name in plan.names if name not in numbers]
+    cpu, names = executor("cpu"), plan.array_names
     arrays = arrays_of(plan.problem, plan.workspace_nbytes, names, plan.launches)
-    values: list[int | float] = [0 if array is None else array.ctypes.data for array in arrays]
-    values += [numbers[name] for name in plan.names if name in numbers]
+    present = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+    values = plan.values({name: pointer(array) for name, array in present.items()})
     sizes = [0 if array is None else array.nbytes for array in arrays]
     steps, constants = plan.steps(functools.partial(cpu.compile, build="checked"))
     counts: list[Count] = []

@@ -5,6 +5,7 @@ The tests at the end need a GPU (``--gpu``).
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -125,21 +126,18 @@ def test_arrays_on_different_gpus_are_refused(name: str, state: str, driver: Dri
         workspace = driver.array((128,), np.uint8, 1)
     else:
         a[name] = driver.array(a[name].shape, np.float32, 1)
-    with pytest.raises(ValueError, match=r"^(dy|x|mean|rstd|gamma|out\[dgamma\]|workspace):") as caught:
+    here, there = ("GPU 1", "GPU 0") if name == "x" else ("GPU 0", "GPU 1")
+    said = {"out": "out[dgamma]", "x": "dy"}.get(name, name)
+    sentence = re.escape(f"{said}: on {there}, but x is on {here}; expected one GPU")
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
         cunorm.group_norm_backward(**a, out=out, workspace=workspace, **options)
-    sentence = str(caught.value)
-    assert "1" in sentence
-    assert "0" in sentence
-    if name not in ("out", "workspace"):
-        assert "GPU 0" in sentence
-        assert "GPU 1" in sentence
     assert driver.launches == []
     assert driver.allocated == []
 
 
 def test_a_numpy_workspace_or_output_is_refused_for_cupy_arrays(driver: Driver) -> None:
     a, out = given(driver), results(driver)
-    with pytest.raises((TypeError, ValueError), match=r"^workspace"):
+    with pytest.raises(TypeError, match=r"^workspace: a numpy.ndarray, but x is a cupy.ndarray; expected one kind$"):
         cunorm.group_norm_backward(**a, num_groups=2, out=out, workspace=np.zeros(128, np.uint8), tile=TILES["block"])
     with pytest.raises(TypeError, match=r"^out\[dbeta\]: a numpy.ndarray, but x is a cupy.ndarray"):
         cunorm.group_norm_backward(**a, num_groups=2, out=(*out[:2], np.zeros(8, np.float32)), tile=TILES["block"])
@@ -434,17 +432,15 @@ def test_plans_for_gpus(driver: Driver) -> None:
     assert KNOWN["H200"].name in plan.explain()
     y, _, _ = plan(driver.array((2, 8, 3, 3), np.float32, 1))
     assert y.data.device_id == 1
-    with pytest.raises((TypeError, ValueError), match=r"^x"):
+    with pytest.raises(ValueError, match=r"^x: on GPU 0, but the plan is for GPU 1$"):
         plan(driver.array((2, 8, 3, 3), np.float32, 0))
-    with pytest.raises((TypeError, ValueError), match=r"^x"):
+    other = r'^x: a numpy.ndarray, but the plan is for GPU 1; make a plan with device="cpu"$'
+    with pytest.raises(TypeError, match=other):
         plan(np.zeros((2, 8, 3, 3), np.float32))
+    other = r"^x: a cupy.ndarray, but the plan is for the CPU executor; make a plan with device=1$"
+    with pytest.raises(TypeError, match=other):
+        cunorm.plan("group_norm", **options, device="cpu")(driver.array((2, 8, 3, 3), np.float32, 1))
     assert {launch["device"] for launch in driver.launches} == {1}
-
-
-def test_options_are_one_constant_tuple() -> None:
-    assert isinstance(gpu.OPTIONS, tuple)  # CuPy refuses a list
-    assert all(isinstance(option, str) for option in gpu.OPTIONS)
-    assert not any("arch" in option or option.startswith("-I") for option in gpu.OPTIONS)
 
 
 # ---- on a GPU -------------------------------------------------------------------------------------------------------

@@ -138,9 +138,12 @@ def test_a_value_that_is_not_finite_stays_in_its_row(value: float) -> None:
         ("dy", lambda x: reference.layer_norm_backward(x.reshape(3, 2, 4), x, 4, np.zeros(6), np.zeros(6))),
         ("mean", lambda x: reference.layer_norm_backward(x, x, 4, np.zeros(2), np.zeros(6))),
         ("rstd", lambda x: reference.layer_norm_backward(x, x, 4, np.zeros(6), np.zeros(2))),
+        ("rstd", lambda x: reference.rms_norm_backward(x, x, 4, np.zeros(2))),
+        ("gamma", lambda x: reference.rms_norm_backward(x, x, 4, np.zeros(6), np.ones(3))),
+        ("dh", lambda x: reference.rms_norm_backward(x, x, 4, np.zeros(6), dh=x[:1])),
         ("normalized_shape", lambda x: reference.layer_norm_backward(x, x, 3, np.zeros(6), np.zeros(6))),
     ],
 )
-def test_messages_name_bad_layer_norm_arguments(named: str, call: Callable[[Any], Any]) -> None:
+def test_messages_name_bad_arguments_of_row_norms(named: str, call: Callable[[Any], Any]) -> None:
     with pytest.raises(ValueError, match=f"^{named}:"):
         call(np.zeros((2, 3, 4)))

@@ -16,7 +16,7 @@ from cunorm.executors.choose import executor
 from cunorm.ops.registry import OPS
 
 from ..verify.inputs import Inputs
-from ..verify.verifier import UNWRITTEN, GuardedBuffer, array_bytes, raw
+from ..verify.verifier import UNWRITTEN, array_bytes, filled_buffers
 
 Arrays = Mapping[str, Any]
 
@@ -35,15 +35,8 @@ class Sets:
     def __init__(self, problem: Problem, given: Inputs, kind: str, count: int) -> None:
         self.problem, self.kind = problem, kind
         xp: Any = np if kind == "cpu" else executor("gpu").cupy
-        self._buffers: list[dict[str, GuardedBuffer]] = []
-        for _ in range(count):
-            made = {
-                name: GuardedBuffer(xp, nbytes)
-                for name, nbytes in array_bytes(problem, OPS[problem.op].names, given).items()
-            }
-            for name in given.keys() & made.keys():
-                made[name].fill(xp.asarray(raw(given[name])))
-            self._buffers.append(made)
+        needed = array_bytes(problem, OPS[problem.op].names, given)
+        self._buffers = [filled_buffers(xp, needed, given) for _ in range(count)]
         if kind == "gpu":
             xp.get_default_memory_pool().free_all_blocks()  # temporary copies of the inputs: torch needs the memory
 

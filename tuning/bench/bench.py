@@ -69,15 +69,14 @@ def _kernels(plan: Plan) -> str:
 def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Sets) -> _Entrant:
     op = OPS[problem.op]
     plan = plans.plan_for(problem, op.strategies, op.names, place, tile).compile()
-    numbers, names = problem.numbers, [name for name in op.names if name not in problem.numbers]
     xp: Any = np if sets.kind == "cpu" else executor("gpu").cupy
     workspace = GuardedBuffer(xp, plan.workspace_nbytes)
-    values = []
-    for index in range(len(sets)):
-        at = {name: pointer(flat) for name, flat in sets.bytes_of(index).items()}
-        at["workspace"] = workspace.address if plan.workspace_nbytes else 0
-        values.append([*(at.get(name, 0) for name in names), *(numbers[n] for n in plan.names if n in numbers)])
-    sizes = [0] * len(names)
+    scratch = {"workspace": workspace.address} if plan.workspace_nbytes else {}
+    values = [
+        plan.values({name: pointer(flat) for name, flat in sets.bytes_of(index).items()} | scratch)
+        for index in range(len(sets))
+    ]
+    sizes = [0] * len(plan.array_names)
     call = public_call(problem, sets.arrays(0), tile, into=False)
     fields = ", ".join(f"{field}={value}" for field, value in plan.tile.fields) if plan.tile is not None else ""
     strategy = "" if plan.strategy is None else plan.strategy.name

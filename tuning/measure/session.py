@@ -19,7 +19,7 @@ from cunorm.runtime.op import Op
 from cunorm.runtime.plans import Plan, Target
 
 from ..verify.inputs import Inputs
-from ..verify.verifier import GuardedBuffer, Verifier, array_bytes, raw
+from ..verify.verifier import GuardedBuffer, Verifier, array_bytes, filled_buffers
 from .clock import Clock
 
 
@@ -91,13 +91,12 @@ class Session:
             module, _, name = spec.clock.partition(":")
             self.clock = getattr(importlib.import_module(module), name)()
         self._verifier: Verifier | None = None
-        self._sets: list[list[GuardedBuffer]] = []
-        self._values: list[list[int | float]] = []
+        self._sets: list[dict[str, GuardedBuffer]] = []
         self._samplers: dict[Tile, Callable[[], float]] = {}
 
     def open(self, problem: Problem) -> None:
         """Switch to a problem and compute its oracle."""
-        self._samplers, self._sets, self._values = {}, [], []  # free the previous problem's memory first
+        self._samplers, self._sets = {}, []  # free the previous problem's memory first
         self._verifier = Verifier(problem, self.spec.kind)
         given, _ = self._verifier.cases[0]
         if self.clock is not None:
@@ -156,33 +155,17 @@ class Session:
         """Allocate the sets of arrays to walk through, all with the same inputs, without workspaces."""
         assert self._verifier is not None
         problem, xp = self._verifier.problem, self._verifier.xp
-        names = self._names()
-        needed = array_bytes(problem, names, given)
-        for _ in range(clock.sets(sum(needed.values()), self.spec.device)):
-            made = {name: GuardedBuffer(xp, nbytes) for name, nbytes in needed.items()}
-            for name in given.keys() & made.keys():
-                made[name].fill(xp.asarray(raw(given[name])))
-            self._sets.append(list(made.values()))
-            self._values.append([made[name].address if name in made else 0 for name in names])
-
-    def _names(self) -> list[str]:
-        """The names of a plan's arrays, in the order of its arguments."""
-        assert self._verifier is not None
-        problem = self._verifier.problem
-        return [name for name in OPS[problem.op].names if name not in problem.numbers]
+        needed = array_bytes(problem, OPS[problem.op].names, given)
+        count = clock.sets(sum(needed.values()), self.spec.device)
+        self._sets = [filled_buffers(xp, needed, given) for _ in range(count)]
 
     def _runner(self, plan: Plan) -> Callable[[int], None]:
         """A function that launches a plan on a set of arrays. All sets share one workspace."""
         assert self._verifier is not None
-        numbers, names = plan.problem.numbers, self._names()
         workspace = GuardedBuffer(self._verifier.xp, plan.workspace_nbytes)
-        at, tail = names.index("workspace"), [numbers[name] for name in plan.names if name in numbers]
-        sizes = [0] * len(names)  # no sizes, so no bounds are checked while the clock runs
-        values = []
-        for one in self._values:
-            whole: list[int | float] = [*one, *tail]
-            whole[at] = workspace.address if plan.workspace_nbytes else 0
-            values.append(whole)
+        scratch = {"workspace": workspace.address} if plan.workspace_nbytes else {}
+        values = [plan.values({name: one.address for name, one in made.items()} | scratch) for made in self._sets]
+        sizes = [0] * len(plan.array_names)  # no sizes, so no bounds are checked while the clock runs
         # The arrays were filled on another stream than the one that reads them.
         executor(self.spec.kind).synchronise(self.place.ordinal)
 

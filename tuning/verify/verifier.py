@@ -28,13 +28,8 @@ OTHER_KERNELS = 1e-6  # factor of the rank of a cut problem that launches other 
 #: Elements of x for a verification on the CPU executor: the maximum, and a size that suffices if it keeps as much work.
 CPU_ELEMENTS, FEW_ELEMENTS = 2**22, 2**20
 CUT_LENGTH, CUT_STEP = 2**14, 64  # minimum positions of a cut channel; the cut removes a multiple of CUT_STEP
-EVEN = (
-    2,
-    4,
-    8,
-    32,
-    128,
-)  # cut sizes are multiples of these where possible: packs and the columns of a block take even numbers of channels
+#: Cut sizes are multiples of these where possible: packs and the columns of a block take even numbers of channels.
+EVEN = (2, 4, 8, 32, 128)
 
 
 class GuardedBuffer:
@@ -87,6 +82,14 @@ def array_bytes(problem: Problem, names: Iterable[str], given: Inputs) -> dict[s
         elif name in problem.outputs:
             found[name] = problem.elements_of(name) * DTYPES[problem.dtype_of(name)].itemsize
     return found
+
+
+def filled_buffers(xp: Any, needed: Mapping[str, int], given: Inputs) -> dict[str, GuardedBuffer]:
+    """Buffers of these sizes in bytes by name, with the inputs copied into theirs."""
+    made = {name: GuardedBuffer(xp, nbytes) for name, nbytes in needed.items()}
+    for name in given.keys() & made.keys():
+        made[name].fill(xp.asarray(raw(given[name])))
+    return made
 
 
 class Verifier:
@@ -143,7 +146,6 @@ class _GuardedCall:
 
     def __init__(self, of: Verifier, plan: Plan, given: Inputs) -> None:
         self.plan, self.given, self.xp, self.kind = plan, given, of.xp, of.kind
-        numbers: Mapping[str, float] = of.problem.numbers
         self.outputs = [name for name in of.problem.outputs if name in plan.names]
         needed = array_bytes(of.problem, plan.names, given)
         if plan.workspace_nbytes:
@@ -151,10 +153,8 @@ class _GuardedCall:
         self.buffers = {name: GuardedBuffer(of.xp, nbytes) for name, nbytes in needed.items()}
         for name in self.buffers:
             self._fill(name)
-        arrays = [name for name in plan.names if name not in numbers]
-        self.values: list[int | float] = [self.buffers[name].address if name in self.buffers else 0 for name in arrays]
-        self.values += [numbers[name] for name in plan.names if name in numbers]
-        self.sizes = [self.buffers[name].bytes.size if name in self.buffers else 0 for name in arrays]
+        self.values = plan.values({name: buffer.address for name, buffer in self.buffers.items()})
+        self.sizes = [self.buffers[name].bytes.size if name in self.buffers else 0 for name in plan.array_names]
 
     def _fill(self, name: str) -> None:
         self.buffers[name].fill(self.xp.asarray(raw(self.given[name])) if name in self.given else UNWRITTEN)

@@ -259,7 +259,7 @@ def launch(  # noqa: PLR0913  # the executor interface; the rarely used argument
 Step = tuple[Kernel, int, int, int, Callable[[Any], Any], int, int]
 #: Clusters that are alive at a time in a launch whose blocks wait for each other. A launch that is counted keeps as
 #: many alive as the device would, up to MOST_BLOCKS.
-WAITING_BLOCKS = 4
+WAITING_CLUSTERS = 4
 
 
 def together(cluster: int, resident: int, most: int) -> dict[str, Any]:
@@ -300,10 +300,10 @@ def run(
     build = settings.cpu_build() if record is None else "checked"
     memory = regions_of(names, values, sizes)
     if build == "checked":
-        most = WAITING_BLOCKS if record is None else MOST_BLOCKS
+        most = WAITING_CLUSTERS if record is None else MOST_BLOCKS
         moved = [(*step[:5], together(*step[5:], most)) for step in steps]
         cpu_checked.run(functools.partial(launch, device=device, order=order), moved, values, sizes, memory, record)
         return
     for kernel, grid, threads, shared_bytes, pick, cluster, resident in steps:
-        options = together(cluster, resident, WAITING_BLOCKS) | {"device": device, "order": order}
+        options = together(cluster, resident, WAITING_CLUSTERS) | {"device": device, "order": order}
         launch(kernel.built(build), grid, threads, shared_bytes, pick(values), memory=memory, **options)

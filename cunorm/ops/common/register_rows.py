@@ -14,7 +14,7 @@ from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 from .limits import RESIDENT_REGISTERS, SECTOR_PACKS, WARP, blocks_for, round_up
 
 ACCESS_BYTES = 16
-# Of a multiprocessor, on every architecture of the compile gate.
+# Of a multiprocessor: the fewest that any architecture of the compile gate has.
 REGISTERS, MOST_THREADS, PARTITIONS = 65536, 1536, 4
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
@@ -156,7 +156,7 @@ class WarpRows(Tiling):
     def most_parameter_bytes(self) -> int:
         """Most bytes of a parameter that a lane keeps in registers.
 
-        None if the teams share the parameters, in a forward or with staged rows: more resident warps are worth more
+        0 if the teams share the parameters, in a forward or with staged rows: more resident warps are worth more
         than the loads.
         """
         keeps = self.problem.is_backward and not self.staged

@@ -33,7 +33,7 @@ from cunorm.ops.common.row_checks import (
     row_sizes,
 )
 from cunorm.runtime.checks import NAN, OutputSpec, chosen, like, parameter, parameter_named, vector, y_of, y_types
-from cunorm.runtime.op import Checked, Op, Request
+from cunorm.runtime.op import EVERY, Checked, Op, Request
 
 from .strategies import BACKWARD, FORWARD
 
@@ -106,8 +106,8 @@ def _request_forward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
 def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     outer, row = row_sizes(asked.shape, asked.normalized_shape)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
-    # The default mask of `plan` has three flags, for dx, dgamma and dbeta.
-    given = (True, True) if asked.output_mask == (True, True, True) else asked.output_mask
+    # The default mask has three flags, for dx, dgamma and dbeta.
+    given = (True, True) if asked.output_mask is EVERY else asked.output_mask
     outputs = chosen(GRADIENTS, mask("output_mask", given, GRADIENTS))
     facts = {"dtype": asked.dtype, "gamma_dtype": gamma, "stats_dtype": accumulator(asked.dtype)}
     problem = _backward(outer, row, outputs=outputs, extras=dh_asked(asked.dh, outputs), **facts)

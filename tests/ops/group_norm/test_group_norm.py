@@ -341,7 +341,7 @@ def test_pieces_are_read_once_and_any_number_of_resident_blocks_works(monkeypatc
     given = (case.dy, case.x, *case.statistics(), case.gamma)
     seen = set()
     for resident in (1, 2, 5, 12, 100):
-        monkeypatch.setattr("cunorm.executors.cpu.executor.WAITING_BLOCKS", resident)
+        monkeypatch.setattr("cunorm.executors.cpu.executor.WAITING_CLUSTERS", resident)
         for order in ("ascending", "descending", "random:1"):
             monkeypatch.setenv("CUNORM_CPU_ORDER", order)
             gradients = cunorm.group_norm_backward(*given, num_groups=2, data_format="NHWC", tile=tile)
@@ -357,7 +357,7 @@ def test_grid_works_with_any_number_of_resident_blocks(monkeypatch: pytest.Monke
     given = (case.dy, case.x, *case.statistics(), case.gamma)
     seen = set()
     for resident in (1, 2, 3, 7, 100):
-        monkeypatch.setattr("cunorm.executors.cpu.executor.WAITING_BLOCKS", resident)
+        monkeypatch.setattr("cunorm.executors.cpu.executor.WAITING_CLUSTERS", resident)
         for order in ("ascending", "descending", "random:1"):
             monkeypatch.setenv("CUNORM_CPU_ORDER", order)
             gradients = cunorm.group_norm_backward(*given, num_groups=3, tile=tile)
