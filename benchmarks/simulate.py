@@ -30,12 +30,12 @@ from benchmarks.simulator.machine import Launch
 from benchmarks.simulator.problems import Simulated, lines_of, simulate
 from cunorm.cli.parser import add_lists, add_problem
 from cunorm.core import settings
+from cunorm.core.devices import WARP
 from cunorm.core.errors import CompileError, KernelFault, UnsupportedTile
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.core.terminal import columns
 from cunorm.jit import sources
-from cunorm.ops.common.limits import WARP
 from cunorm.ops.parse_problem import tile_of
 
 #: Source lines that ``--profile`` prints for each kernel.

@@ -10,11 +10,11 @@ from benchmarks.simulator import calls, clock, machine
 from benchmarks.simulator.clock import Gpu, Timing
 from benchmarks.simulator.decode import operation_class
 from benchmarks.simulator.machine import Launch, Placed
+from cunorm.core.devices import ALLOCATION, WARP
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.executors.cpu.guarded_arrays import role_of
 from cunorm.jit.sources import Text
-from cunorm.ops.common.limits import WARP
 from cunorm.ops.registry import OPS
 from cunorm.runtime.plans import Plan, Target, plan_for
 from cunorm.tiling import costmodel
@@ -118,7 +118,7 @@ def launches_of(plan: Plan, text: Text) -> tuple[list[Launch], list[Any]]:
     for name, array in zip(plan.array_names, arrays, strict=True):
         if array is not None:
             memory[name] = Placed(name, at, array.nbytes, role_of(name), array.ctypes.data)
-            at += -(-array.nbytes // sampling.ALIGNMENT) * sampling.ALIGNMENT
+            at += -(-array.nbytes // ALLOCATION) * ALLOCATION
     values = plan.values({name: one.address for name, one in memory.items()})
     return calls.launches(plan, values, list(memory.values()), text), arrays
 

@@ -20,13 +20,11 @@ TITLES = ("op", "dtype", "layout", "sizes", "outputs", "tile", "time us", "defau
 
 
 def _state(entry: Entry, device: Device) -> str:
-    words = [WORDS[entry.source]]
-    words += ["NOT VERIFIED"] if entry.facts.get("verified") is False else []
-    words += ["no tile beat the default"] if entry.facts.get("default") is True else []
+    words = [WORDS[entry.source], *choose_tile.remarks(entry)]
     if not is_legal(entry, device):
         words.append("not legal on this device, never used")
     elif is_stale(entry):
-        words.append("STALE: its kernels have changed since it was written")
+        words.append(f"STALE: {choose_tile.CHANGED}")
     return "; ".join(words)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-WARP = 32
+WARP = 32  # threads
+MOST_THREADS = 1024  # of a block
+PORTABLE_CLUSTER = 8  # blocks that every GPU with clusters supports
+ALLOCATION = 512  # bytes; CUDA's allocators return multiples of it
 PARTS = 4  # of a multiprocessor, each with a quarter of the registers and one issue slot per cycle
 REGISTER_STEP, SHARED_STEP = 8, 128  # registers per thread and bytes of shared memory per block are multiples
 

@@ -49,6 +49,17 @@ class TraceError(ValueError):
     """A file is not a trace of problems; the text names the file and, if a line is wrong, the line."""
 
 
+#: Lines of a compiler's log in the text of an error.
+_LOG_LINES = 40
+
+
+def first_lines(log: str) -> str:
+    """The first lines of a compiler's log, and how many there are besides."""
+    lines = log.splitlines()
+    more = [f"... {len(lines) - _LOG_LINES} more lines"] if len(lines) > _LOG_LINES else []
+    return "\n".join(lines[:_LOG_LINES] + more)
+
+
 def sentence(error: BaseException) -> str:
     """The type of an exception and the first line of its text."""
     text = str(error).strip()

@@ -10,6 +10,12 @@ from .locks import lazy
 from .opspec import OpSpec, spec_of
 
 #: Bytes of an element of each supported dtype.
+#: Bytes of a pack: the widest access of a thread to memory.
+PACK_BYTES = 16
+#: Largest number of elements, where an empty axis counts as 1: kernels count in 64 bits.
+MOST_ELEMENTS = 2**60
+#: Most dimensions of x.
+MOST_AXES = 8
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 #: Activations that may follow GroupNorm in the same kernel (fused).
@@ -150,8 +156,8 @@ class Problem:
 
     @lazy
     def pack(self) -> int:
-        """Elements of x per pack of 16 bytes."""
-        return 16 // self.itemsize
+        """Elements of x per pack."""
+        return PACK_BYTES // self.itemsize
 
     @lazy
     def group_channels(self) -> int:

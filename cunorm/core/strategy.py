@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cunorm.core.devices import MOST_THREADS, WARP
 from cunorm.core.locks import lazy
 
 from .devices import Device
@@ -339,6 +340,6 @@ def main_launch(launches: Iterable[Launch]) -> Launch:
 
 def refuses_threads(tile: Tile) -> str | None:
     """The legality rule of all strategies: whole warps, and at most the threads that a block can have."""
-    if tile.threads % 32 or tile.threads > 1024:
-        return f"threads is {tile.threads}, expected a multiple of 32 up to 1024"
+    if tile.threads % WARP or tile.threads > MOST_THREADS:
+        return f"threads is {tile.threads}, expected a multiple of {WARP} up to {MOST_THREADS}"
     return None

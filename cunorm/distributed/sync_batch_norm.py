@@ -32,7 +32,7 @@ from cunorm.ops.batch_norm.op import RUNNING, momentum_number
 from cunorm.runtime.checks import GRADIENTS, parameter, split_axes, writable
 
 from .engines import Engine
-from .kinds import check_kinds, kind_word
+from .packets import PacketFormat
 
 
 class SavedStatistics(NamedTuple):
@@ -262,34 +262,28 @@ def _check_forward(
 
 
 class _Packet:
-    """The message of a process in the forward: 64-bit words, so that a count is exact in it.
-
-    The first word is the number of elements per channel. NumPy arrays have a second word, which encodes C and dtype and
-    which the receivers compare: to read it from a GPU, they would have to wait for the GPU. After these words come C
-    means and C invstds as bits.
-    """
+    """The packets of all processes (`packets`), as arrays of a kind."""
 
     def __init__(self, kind: str, dtype: str, C: int) -> None:
-        self.kind, self.dtype, self.C = kind, dtype, C
-        self.wide = DTYPES[accumulator(dtype)]
-        self.head = 2 if kind == "cpu" else 1
+        self.kind, self.C, self.wide = kind, C, DTYPES[accumulator(dtype)]
+        self.format = PacketFormat(kind == "cpu", dtype, C)
 
     def exchange(self, x: Array, engine: Engine, world: int, eps: float) -> Array:
         """The packets of all processes, shape (world, words)."""
         xp, C = namespace(self.kind), self.C
-        packet = xp.empty(self.head + 2 * C * self.wide.itemsize // 8, np.int64)
+        packet = xp.empty(self.format.words, np.int64)
         xp.copyto(packet[:1], x.size // C if C else 0)
-        if self.head > 1:
-            packet[1] = kind_word(self.dtype, self.C)
-        statistics = packet[self.head :].view(self.wide)
+        if self.format.kind is not None:
+            packet[1] = self.format.kind
+        statistics = packet[self.format.head :].view(self.wide)
         batch_norm_stats(x, eps=eps, out=(statistics[:C], statistics[C:]))
         received = xp.empty((world, packet.size), np.int64)
         engine.all_gather(packet, received)
-        if self.head > 1:
-            check_kinds(received[:, 1].tolist(), "x", self.dtype, self.C)
+        if self.format.kind is not None:
+            self.format.check_kinds(received[:, 1].tolist(), "x")
         return received
 
     def parts(self, received: Array) -> tuple[Array, Array, Array]:
         """The counts (world,), and means and invstds (world, C), as views of the received packets."""
-        numbers = received.view(self.wide)[:, self.head * 8 // self.wide.itemsize :]
+        numbers = received.view(self.wide)[:, self.format.first :]
         return received[:, 0], numbers[:, : self.C], numbers[:, self.C :]

@@ -14,8 +14,8 @@ import cupy
 from cupy.cuda import compiler, driver, runtime
 from cupy.cuda import nvrtc as cupy_nvrtc
 
-from cunorm.core.devices import KNOWN, Device
-from cunorm.core.errors import CompileError
+from cunorm.core.devices import KNOWN, PORTABLE_CLUSTER, Device
+from cunorm.core.errors import CompileError, first_lines
 from cunorm.core.locks import Lock
 from cunorm.jit import cubins, nvrtc
 
@@ -23,10 +23,9 @@ from cunorm.jit import cubins, nvrtc
 OPTIONS = ("--std=c++17", "--fmad=false")
 #: Largest cluster size, in blocks, that every GPU with clusters supports; and the CUfunction_attribute
 #: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which a kernel with larger clusters needs.
-PORTABLE_CLUSTER, NON_PORTABLE = 8, 14
+NON_PORTABLE = 14
 #: Dynamic shared memory per block that a kernel may use without raising its limit.
 DEFAULT_SHARED_BYTES = 48 * 1024
-LOG_LINES = 40
 #: Compute capabilities with clusters of 16 blocks.
 NON_PORTABLE_CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 #: CUlaunchAttributeID CLUSTER_DIMENSION.
@@ -163,8 +162,8 @@ def _compile(text: str, entry: str, ordinal: int) -> Kernel:
         try:
             raw.compile()
         except compiler.CompileException as error:
-            log = "\n".join(error.get_message().splitlines()[:LOG_LINES])
             architecture = limits(ordinal).architecture
+            log = first_lines(error.get_message())
             raise CompileError(f"{entry} for {architecture} with {' '.join(OPTIONS)}:\n{log}") from error
     return Kernel(raw, entry, ordinal)
 
@@ -207,7 +206,7 @@ def _machine_code(text: str, entry: str, options: tuple[str, ...]) -> bytes:
         cupy_nvrtc.compileProgram(program, options)
         return bytes(cupy_nvrtc.getCUBIN(program))
     except cupy_nvrtc.NVRTCError as error:
-        log = "\n".join(cupy_nvrtc.getProgramLog(program).splitlines()[:LOG_LINES])
+        log = first_lines(cupy_nvrtc.getProgramLog(program))
         raise CompileError(f"{entry} with {' '.join(options)}: {error}\n{log}") from error
     finally:
         cupy_nvrtc.destroyProgram(program)

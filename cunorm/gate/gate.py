@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from cunorm.core import settings
 from cunorm.core.devices import KNOWN, Device
 from cunorm.core.errors import CompileError
-from cunorm.core.problem import ITEMSIZE, Problem, accumulator, laid_out
+from cunorm.core.problem import ITEMSIZE, PACK_BYTES, Problem, accumulator, laid_out
 from cunorm.core.strategy import Strategy, Tile, Tiling, ceil_div, main_launch
 from cunorm.core.terminal import with_bar
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage, usages
@@ -55,7 +55,7 @@ def problem_for(op: str, strategy: str, dtype: str, layout: str, tile: Tile) -> 
         gamma_dtype=narrow if gamma else None,
         beta_dtype=narrow if beta else None,
         stats_dtype=sums,
-        **laid_out(layout, *spec.strategies[strategy].example(tile, 16 // ITEMSIZE[dtype])),
+        **laid_out(layout, *spec.strategies[strategy].example(tile, PACK_BYTES // ITEMSIZE[dtype])),
         outputs=spec.results_with(()),
         others=others,
     )

@@ -16,10 +16,9 @@ from functools import cache
 from pathlib import Path
 
 from cunorm.core import settings
-from cunorm.core.errors import CompileError, NoCompilerError
+from cunorm.core.errors import CompileError, NoCompilerError, first_lines
 
 INSTALL = "install a C++ compiler: pip install 'cunorm[cpu]', or a system g++ or clang++, or set CUNORM_CXX"
-LOG_LINES = 40
 #: Errors of a system that is out of processes, memory or file handles; a later call may succeed.
 BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 #: Options of the sanitised build, which runs only if the libraries of the sanitisers are loaded before it.
@@ -307,8 +306,6 @@ def _run(compiler: Compiler, options: tuple[str, ...], folder: Path, entry: str,
         ) from error
     if done.returncode == 0:
         return
-    lines = done.stdout.splitlines()
-    head = "\n".join(lines[:LOG_LINES]) or f"no output, exit status {done.returncode}"
-    more = f"\n... {len(lines) - LOG_LINES} more lines" if len(lines) > LOG_LINES else ""
+    log = first_lines(done.stdout) or f"no output, exit status {done.returncode}"
     hint = "; its folder is full: set CUNORM_CACHE_DIR or TMPDIR" if "No space left" in done.stdout else ""
-    raise CompileError(f"{entry} does not compile with {compiler.name} ({compiler.version}){hint}\n{head}{more}")
+    raise CompileError(f"{entry} does not compile with {compiler.name} ({compiler.version}){hint}\n{log}")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cunorm.core import cache_folder
-from cunorm.core.errors import CompileError
+from cunorm.core.errors import CompileError, first_lines
 from cunorm.core.files import write_whole
 
 _COPY = r"cp\.async\.(?:cg\.shared\.global \[[^;]*, 16;|bulk\.shared::cluster\.global\b)"
@@ -121,7 +121,6 @@ ARCHITECTURES: tuple[str, ...] = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 _REPORT = "--ptxas-options=-v"
 #: Increment this when `Usage` or the parser of the log changes: older cache files are then misses.
 _FORMAT = 2
-_LOG_LINES = 40
 #: Folders of libnvrtc, relative to an entry of ``sys.path`` (the wheels for CUDA 12 and 13) and to a CUDA toolkit.
 _WHEELS = ("nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib")
 _TOOLKITS = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
@@ -202,8 +201,8 @@ def _compiled(
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), given) != 0:
-            lines = "\n".join(_text_of(library, program, "ProgramLog").splitlines()[:_LOG_LINES])
-            raise CompileError(f"NVRTC {version} with {' '.join(options)}:\n{lines}")
+            log = first_lines(_text_of(library, program, "ProgramLog"))
+            raise CompileError(f"NVRTC {version} with {' '.join(options)}:\n{log}")
         yield library, program
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any, cast
 
 from cunorm.core import opspec
 from cunorm.core.arrays import dtype_named, integer, is_array, said
 from cunorm.core.devices import Device, known
-from cunorm.core.problem import Problem, accumulator
+from cunorm.core.problem import MOST_AXES, Problem, accumulator
 from cunorm.core.strategy import Tile
 from cunorm.executors.choose import executor
 from cunorm.ops.batch_norm.op import (
@@ -48,19 +48,7 @@ for op in (
 ):
     OPS[op.name] = op
 #: Default of each option of `plan`. An op without an option accepts only this default.
-UNASKED: dict[str, Any] = {
-    "num_groups": None,
-    "normalized_shape": None,
-    "gamma_dtype": None,
-    "beta_dtype": None,
-    "output_mask": EVERY,
-    "data_format": "NCHW",
-    "activation": None,
-    "residual": False,
-    "dh": False,
-    "y_dtype": None,
-    "dtypes": None,
-}
+UNASKED: dict[str, Any] = {one.name: one.default for one in fields(Request) if one.default is not MISSING}
 
 
 def fault_of(problem: Problem) -> str | None:
@@ -311,7 +299,7 @@ def _asked(op: object, shape: object, dtype: object, options: Mapping[str, Any])
     if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
         raise TypeError(f"shape: {shape!r}, expected a sequence of sizes")
     least = 2 if "normalized_shape" not in made.takes else 1
-    if not least <= len(shape) <= 8:
-        raise ValueError(f"shape: {shape!r}, expected {least} to 8 sizes")
+    if not least <= len(shape) <= MOST_AXES:
+        raise ValueError(f"shape: {shape!r}, expected {least} to {MOST_AXES} sizes")
     sizes = tuple(integer("shape", size, 0) for size in shape)
     return made, Request(sizes, element, **options)

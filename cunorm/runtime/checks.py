@@ -23,7 +23,7 @@ from cunorm.core.arrays import (
     sized,
 )
 from cunorm.core.devices import known
-from cunorm.core.problem import LAYOUTS, accumulator
+from cunorm.core.problem import LAYOUTS, MOST_AXES, MOST_ELEMENTS, accumulator
 from cunorm.executors.choose import executor
 
 from .plans import Target
@@ -99,8 +99,6 @@ def dense_copy(array: Array, axes: tuple[int, ...], xp: Any) -> Array:
 
 GRADIENTS = ("dx", "dgamma", "dbeta")
 NAN = float("nan")
-#: Sizes and byte counts are passed to kernels in 64 bits.
-MOST_ELEMENTS = 2**60
 
 
 def place_for(kind: str, ordinal: int) -> Target:
@@ -112,8 +110,8 @@ def place_for(kind: str, ordinal: int) -> Target:
 
 def check_rank(shape: tuple[int, ...], least: int = 2, name: str = "x") -> None:
     """Check an array's number of dimensions (ValueError)."""
-    if not least <= len(shape) <= 8:
-        raise ValueError(f"{name}: shape {shape}, expected {least} to 8 dimensions")
+    if not least <= len(shape) <= MOST_AXES:
+        raise ValueError(f"{name}: shape {shape}, expected {least} to {MOST_AXES} dimensions")
 
 
 def check_size(shape: tuple[int, ...], name: str = "shape") -> None:

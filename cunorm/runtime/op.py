@@ -46,17 +46,17 @@ class Checked:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `cunorm.plan`, which replace the arrays of a call. The names are the same."""
+    """The arguments of `cunorm.plan`, which replace the arrays of a call. The names and defaults are the same."""
 
     shape: tuple[int, ...]
     dtype: str
-    num_groups: Any
-    normalized_shape: Any
-    gamma_dtype: Any
-    beta_dtype: Any
-    output_mask: Any
-    data_format: Any
-    activation: Any
+    num_groups: Any = None
+    normalized_shape: Any = None
+    gamma_dtype: Any = None
+    beta_dtype: Any = None
+    output_mask: Any = EVERY
+    data_format: Any = "NCHW"
+    activation: Any = None
     residual: Any = False
     dh: Any = False
     y_dtype: Any = None

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cunorm.core.arrays import DTYPES, said
+from cunorm.core.problem import PACK_BYTES
 from cunorm.executors.choose import executor
 
 if TYPE_CHECKING:
     from .plans import Plan
 
 #: Alignment of a workspace, bytes: kernels access it in packs.
-WORKSPACE_ALIGNMENT = 16
+WORKSPACE_ALIGNMENT = PACK_BYTES
 #: Bytes that make up NaN in every supported dtype, and zero.
 NAN_BYTE, ZERO_BYTE = 0xFF, 0
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from cunorm.core import settings
 from cunorm.core.errors import CompileError
 from cunorm.core.locks import Lock
+from cunorm.core.problem import PACK_BYTES
 from cunorm.executors.choose import capturing, executor
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ CALLS = 8
 #: contain them.
 MOST_KERNELS = 512
 #: Bytes at whose multiples the arrays of a specialised kernel start: access_bytes in types.cuh.
-ALIGNMENT = 16
+ALIGNMENT = PACK_BYTES
 
 
 def are_assumed(addresses: Sequence[int]) -> bool:

@@ -32,6 +32,8 @@ NEAREST = 1.02
 #: A tile that was chosen for another N is reused if the larger N is at most this factor of the smaller one, and the
 #: tile is relatively as fast.
 NEARLY = 1.25
+#: What a stale entry is, as a text for users.
+CHANGED = "its kernels have changed since it was tuned"
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,12 @@ def nearest(problem: Problem, strategies: Mapping[str, Strategy], device: Device
     return None
 
 
+def remarks(entry: Entry) -> list[str]:
+    """What a user should know of an entry besides its tile and time."""
+    found = ["NOT VERIFIED"] if entry.facts.get("verified") is False else []
+    return found + (["no tile beat the default"] if entry.facts.get("default") is True else [])
+
+
 def state(entry: Entry, strategies: Mapping[str, Strategy], device: Device) -> str:
     """How an entry of a device's table was obtained, as a text for users."""
     time = "" if entry.microseconds is None else f" {entry.microseconds:.1f} us"
@@ -257,13 +265,8 @@ def state(entry: Entry, strategies: Mapping[str, Strategy], device: Device) -> s
         text = f"modelled, not measured{time and f': predicted{time}'}"
     if entry.text is not None:
         text += f", {entry.text} kernels"
-    if entry.facts.get("verified") is False:
-        text += "; NOT VERIFIED"
-    if entry.facts.get("default") is True:
-        text += "; no tile beat the default"
-    if is_stale(entry, strategies):
-        text += "; stale: its kernels have changed since it was tuned; run cunorm tune --stale"
-    return text
+    stale = [f"stale: {CHANGED}; run cunorm tune --stale"] if is_stale(entry, strategies) else []
+    return "; ".join([text, *remarks(entry), *stale])
 
 
 # ---- the tile chain -------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cunorm.core.devices import PARTS, WARP, Device
-from cunorm.core.problem import Problem
+from cunorm.core.devices import PARTS, PORTABLE_CLUSTER, WARP, Device
+from cunorm.core.problem import PACK_BYTES, Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, ceil_div, main_launch
 
 from .costs import Cost, cost_of, kernel_of, kind_of
@@ -30,13 +30,11 @@ ACHIEVABLE = 0.9  # share of the peak bandwidth that a copy achieves
 BYTES_IN_FLIGHT = 64  # loads in flight per thread and tensor: four packs
 CACHE_SPEED = 1.5  # bandwidth of the L2 cache over that of DRAM
 REPEATED = 0.25  # share of `Launch.repeated` that misses the L1 cache: the L2 cache has it
-PACK_BYTES = 16
 LEAST_OVERLAP, MOST_OVERLAP = 2.0, 4.0  # see `overlap`
 #: Share of the L2 cache that keeps what a call has accessed. Between `FULL` and `EMPTY` times as many accessed bytes,
 #: the share of the bytes that are found there again falls from one to zero.
 KEPT, FULL, EMPTY = 0.5, 0.75, 1.25
 NONPORTABLE = 4.0  # time factor of clusters that not every GPU can launch: defaults avoid them, the tuner tries them
-PORTABLE_CLUSTER = 8
 NEAR_TIE = 1.03  # predictions within this factor count as equal: counted facts decide between them, not estimates
 BUSY_ENOUGH = 0.9  # if this share of the multiprocessors is busy, none counts as idle
 LEAN_ENOUGH = 0.05  # bytes, L2 included, count as equal if their difference takes at most this share of the time

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from cunorm.core.devices import Device
 from cunorm.core.errors import TableError
 from cunorm.core.opspec import OPS, OpSpec
-from cunorm.core.problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, Problem, accumulator
+from cunorm.core.problem import ACTIVATIONS, ITEMSIZE, LAYOUTS, MOST_ELEMENTS, Problem, accumulator
 from cunorm.core.strategy import Tile
 from cunorm.jit.sources import TEXTS, Text
 
@@ -50,7 +50,6 @@ SOURCES = {MEASURED: "time_us", SIMULATED: "simulated_us", MODEL: "predicted_us"
 #: The words for users of each source.
 WORDS = {MEASURED: "measured", SIMULATED: "simulated, not measured", MODEL: "modelled, not measured"}
 MOST_MICROSECONDS = 1e15
-LARGEST = 2**60  # largest size: kernels count in 64 bits
 COUNTS = ("int32", "int64")  # integer dtypes
 #: The legal characters of names in a file. Names are printed, so they must not contain terminal escape sequences.
 _WORDS = re.compile(r"[A-Za-z0-9_,]*")
@@ -173,7 +172,7 @@ def raw_place(raw: Any) -> tuple[Kind, Sizes]:
         raise TypeError
     N, C, HxW, group = (1 if name is None else raw[name] for name in _columns(OPS[op]))
     for size in (N, C, HxW, group):
-        if type(size) is not int or not 1 <= size <= LARGEST:
+        if type(size) is not int or not 1 <= size <= MOST_ELEMENTS:
             raise ValueError
     if C % group:
         raise ValueError
@@ -207,7 +206,7 @@ def problem_of(raw: Mapping[str, Any]) -> Problem:
     found: dict[str, Any] = {"N": 1, "C": 1, "HxW": 1, "group": 1}
     for name, attribute in sizes_of(op).items():
         value = raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_ELEMENTS:
             raise ValueError(f"{name} is {quoted(value, 40)}, expected a whole number from 1 to 2^60")
         found[attribute] = value
     if OPS[op].one_channel_per_group:

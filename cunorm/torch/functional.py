@@ -13,16 +13,17 @@ except ModuleNotFoundError as error:
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from cunorm.core.arrays import choice
 from cunorm.core.problem import ACTIVATIONS
 
 from .differentiation import normalise
+from .launches import accumulator
 from .norms import Options
 
 
 def check_activation(activation: str | None) -> None:
     """Raise the error for an unknown activation."""
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"activation: {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+    choice("activation", activation, (None, *ACTIVATIONS))
 
 
 def group_norm(
@@ -244,5 +245,5 @@ def rms_norm(
     if isinstance(normalized_shape, int) or not isinstance(input, Tensor):
         return torch.nn.functional.rms_norm(input, normalized_shape, weight, eps)  # raises torch's error
     if eps is None:
-        eps = torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps
+        eps = torch.finfo(accumulator(input.dtype)).eps
     return normalise(Options("rms_norm", tuple(normalized_shape), eps), input, weight, None)

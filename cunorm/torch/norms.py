@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cunorm.core.problem import MOST_AXES
+
 from .launches import DEVICES, KEPT, NAMES, PARAMETERS, Launch, accumulator, data_format, laid_like, launch_of
 
 MaybeTensor: TypeAlias = Tensor | None
-MOST_AXES = 8
 
 
 class Options(NamedTuple):

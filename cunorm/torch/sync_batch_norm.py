@@ -12,6 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cunorm.core.problem import MOST_AXES
+
 from .launches import NAMES, accumulator, as_parameters, dense
 from .leaves import leaf_call
 from .sync_operators import OPERATORS
@@ -115,9 +117,10 @@ class SyncBatchNorm(_BatchNorm):
         return model
 
     def _check_input_dim(self, input: Tensor) -> None:
-        if not 2 <= input.dim() <= 8 or input.shape[1] != self.num_features:
+        if not 2 <= input.dim() <= MOST_AXES or input.shape[1] != self.num_features:
             raise ValueError(
-                f"input: shape {tuple(input.shape)}, expected (N, {self.num_features}, ...) with 2 to 8 dimensions"
+                f"input: shape {tuple(input.shape)}, expected (N, {self.num_features}, ...) with 2 to {MOST_AXES} "
+                "dimensions"
             )
         if input.dtype not in NAMES:
             raise TypeError(f"input: dtype {input.dtype}, expected {' or '.join(map(str, NAMES))}")

@@ -1,9 +1,7 @@
 """The operators ``torch.ops.cunorm.batch_norm_*``: what a process computes of a synchronised BatchNorm by itself.
 
-Between them torch's functional collectives exchange a packet and sums, so that a compiler sees every step. The packet
-is the message of a process in the forward, in 64-bit words, so that a count is exact in it: the number of elements per
-channel; on the CPU a word that encodes C and dtype; then C means and C invstds as bits. The receivers compare the
-second word. To read it from a GPU, they would have to wait for the GPU.
+Between them torch's functional collectives exchange a packet (`cunorm.distributed.packets`) and sums, so that a
+compiler sees every step.
 """
 
 from __future__ import annotations
@@ -14,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cunorm.distributed.kinds import check_kinds, kind_word
+from cunorm.distributed.packets import PacketFormat
+from cunorm.ops.batch_norm.op import RUNNING
+from cunorm.ops.batch_norm.strategies import SUMS
 
 from .launches import NAMES, accumulator, data_format, dense, laid_like, launch_of
 from .norms import MaybeTensor
 
 _LIBRARY = torch.library.Library("cunorm", "FRAGMENT")
-#: Bytes of a word of a packet.
-_WORD = 8
-_SUMS = ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
 def _options(x: Tensor, **dtypes: Any) -> tuple[tuple[str, object], ...]:
@@ -33,15 +30,8 @@ def _options(x: Tensor, **dtypes: Any) -> tuple[tuple[str, object], ...]:
     return ("data_format", form), *dtypes.items()
 
 
-def _head(x: Tensor) -> int:
-    """The words of a packet before the statistics."""
-    return 2 if x.device.type == "cpu" else 1
-
-
-def _words(x: Tensor) -> int:
-    """The words of a packet."""
-    words: int = _head(x) + 2 * x.shape[1] * accumulator(x.dtype).itemsize // _WORD
-    return words
+def _format(x: Tensor) -> PacketFormat:
+    return PacketFormat(x.device.type == "cpu", NAMES[x.dtype], x.shape[1])
 
 
 def _of(x: Tensor) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
@@ -61,19 +51,19 @@ def _saved(x: Tensor, mean: Tensor, invstd: Tensor, gamma: MaybeTensor) -> tuple
 
 def packet(x: Tensor, eps: float) -> Tensor:
     """The packet of this process, int64."""
-    C, wide = x.shape[1], accumulator(x.dtype)
-    made = torch.empty(_words(x), dtype=torch.int64, device=x.device)
+    C, form = x.shape[1], _format(x)
+    made = torch.empty(form.words, dtype=torch.int64, device=x.device)
     made[:1].fill_(x.numel() // C)
-    if _head(x) > 1:
-        made[1] = kind_word(NAMES[x.dtype], C)
-    statistics = made[_head(x) :].view(wide)
+    if form.kind is not None:
+        made[1] = form.kind
+    statistics = made[form.head :].view(accumulator(x.dtype))
     launch = launch_of("batch_norm_stats", *_of(x), ("x", "mean", "invstd"), ("eps",), _options(x))
     launch((x, statistics[:C], statistics[C:]), (eps,))
     return made
 
 
 def _packet_fake(x: Tensor, eps: float) -> Tensor:
-    return x.new_empty(_words(x), dtype=torch.int64)
+    return x.new_empty(_format(x).words, dtype=torch.int64)
 
 
 def merge(
@@ -83,20 +73,19 @@ def merge(
 
     The running statistics are updated in place.
     """
-    (world, row), C, wide, head = packets.shape, x.shape[1], accumulator(x.dtype), _head(x)
-    if head > 1:
-        check_kinds(packets[:, 1].tolist(), "input", NAMES[x.dtype], C)
-    numbers = packets.view(wide)[:, head * _WORD // wide.itemsize :]
+    (world, row), C, wide, form = packets.shape, x.shape[1], accumulator(x.dtype), _format(x)
+    if form.kind is not None:
+        form.check_kinds(packets[:, 1].tolist(), "input")
+    numbers = packets.view(wide)[:, form.first :]
     mean, invstd = numbers.new_empty(C), numbers.new_empty(C)
     running = [None if one is None else one.contiguous() for one in (running_mean, running_var)]
-    names = ("running_mean", "running_var")
-    dtypes = tuple((name, one.dtype) for name, one in zip(names, running, strict=True) if one is not None)
+    dtypes = tuple((name, one.dtype) for name, one in zip(RUNNING, running, strict=True) if one is not None)
     launch = launch_of(
         "batch_norm_gather_stats",
         (world, C),
         wide,
         x.device,
-        ("means", "invstds", "counts", "mean", "invstd", *names),
+        ("means", "invstds", "counts", "mean", "invstd", *RUNNING),
         ("eps", "momentum", "means_stride", "invstds_stride", "counts_stride"),
         (("dtypes", dtypes),),
     )
@@ -140,7 +129,7 @@ def reduce(
     launch = launch_of(
         "batch_norm_backward_reduce",
         *_of(x),
-        ("dy", "x", "mean", "invstd", "gamma", *_SUMS),
+        ("dy", "x", "mean", "invstd", "gamma", *SUMS),
         (),
         (*_options(x, gamma_dtype=_dtype(gamma)), ("output_mask", tuple(mask))),
     )
@@ -166,7 +155,7 @@ def input_gradient(
     launch = launch_of(
         "batch_norm_backward_elemt",
         *_of(x),
-        ("dy", "x", "mean", "invstd", "gamma", *_SUMS[:2], "counts", "dx"),
+        ("dy", "x", "mean", "invstd", "gamma", *SUMS[:2], "counts", "dx"),
         ("ranks", "counts_stride"),
         (*_options(x, gamma_dtype=_dtype(gamma)), ("dtypes", (("counts", "int64"),))),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cunorm.core.arrays import DTYPES
-from cunorm.core.devices import Device
+from cunorm.core.devices import ALLOCATION, Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, main_launch
 from cunorm.tiling import costmodel
@@ -21,7 +21,6 @@ from .reuse import SECTOR_BYTES
 WHOLE, LARGEST = 2**25, 2**28
 WAVES = 2  # of blocks: minimum in a sample
 TEAMS = 4  # minimum in a sample if blocks wait for each other: some lie between the first and the last
-ALIGNMENT = 512  # of CUDA's allocators, bytes
 PERIOD = 65521  # number of random values, then repeated: a prime, so that neighbouring slices differ
 
 
@@ -50,8 +49,8 @@ def moves_tensors(problem: Problem, launch: Launch) -> bool:
 
 
 def _placed(nbytes: int) -> NDArray[np.uint8]:
-    whole = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -whole.ctypes.data % ALIGNMENT
+    whole = np.empty(nbytes + ALLOCATION, np.uint8)
+    start = -whole.ctypes.data % ALLOCATION
     return whole[start : start + nbytes]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import itertools
 import pickle
 import re
@@ -545,6 +546,14 @@ def test_a_mask_of_a_plan_is_a_sequence_or_an_array_of_flags(op: Op) -> None:
     for mask in ((True,) * (len(op.flags) + 1), np.ones(len(op.flags) + 1, bool)):
         with pytest.raises(ValueError, match=rf"^output_mask: {len(mask)} flags, expected {len(op.flags)} for "):
             cunorm.plan(op.name, **options, output_mask=mask)
+
+
+def test_options_and_their_defaults_are_those_of_a_request() -> None:
+    """`problem_of` and the readers of traces take these defaults."""
+    options = inspect.signature(cunorm.plan).parameters
+    own = {name: one.default for name, one in options.items() if name not in ("op", "shape", "dtype", "device", "tile")}
+    assert own == registry.UNASKED
+    assert options["output_mask"].default is registry.UNASKED["output_mask"]  # it is compared by identity
 
 
 def test_sizes_of_more_than_64_bits_are_refused() -> None:

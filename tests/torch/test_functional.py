@@ -298,7 +298,7 @@ def test_the_default_eps_of_rms_norm_is_torchs(dtype: torch.dtype) -> None:
 
 
 def test_an_unknown_activation() -> None:
-    with pytest.raises(ValueError, match=r"^activation: 'relu', expected None or one of silu$"):
+    with pytest.raises(ValueError, match=r"^activation: 'relu', expected None or 'silu'$"):
         functional.group_norm(random(SHAPE), GROUPS, activation="relu")
 
 

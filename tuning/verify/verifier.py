@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cunorm.core.arrays import DTYPES, pointer
-from cunorm.core.devices import Device
+from cunorm.core.devices import ALLOCATION, Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, main_launch
 from cunorm.executors.choose import executor
@@ -22,7 +22,7 @@ from cunorm.traffic.sampling import smaller
 from .inputs import HOSTILE, Inputs, inputs_of, slices_of
 from .oracle import Expected, expected
 
-GUARD_BYTES, ALIGNMENT = 512, 512  # guard zone before and after an array; alignment of CUDA's allocators
+GUARD_BYTES = 512  # guard zone before and after an array
 GUARD, UNWRITTEN = 0xA5, 0xFF  # byte of the guard zones; byte of outputs and workspace, which is NaN in every format
 OTHER_KERNELS = 1e-6  # factor of the rank of a cut problem that launches other kernels
 #: Elements of x for a verification on the CPU executor: the maximum, and a size that suffices if it keeps as much work.
@@ -43,8 +43,8 @@ class GuardedBuffer:
     """
 
     def __init__(self, xp: Any, nbytes: int) -> None:
-        self.whole = xp.full(nbytes + 2 * GUARD_BYTES + ALIGNMENT, GUARD, xp.uint8)
-        start = -pointer(self.whole) % ALIGNMENT + GUARD_BYTES
+        self.whole = xp.full(nbytes + 2 * GUARD_BYTES + ALLOCATION, GUARD, xp.uint8)
+        start = -pointer(self.whole) % ALLOCATION + GUARD_BYTES
         self.bytes = self.whole[start : start + nbytes]
         self.before, self.behind = self.whole[:start], self.whole[start + nbytes :]
 

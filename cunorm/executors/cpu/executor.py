@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cunorm.core import devices, settings
+from cunorm.core.devices import MOST_THREADS, WARP
 from cunorm.core.errors import KernelFault
 
 from . import checked as cpu_checked
@@ -25,8 +26,6 @@ from .kernel import INTERPRETER, Addresses, Kernel
 from .kernel import compile as compile  # part of the executor interface
 from .launch_memory import FAULT_BYTES, Scratch
 
-WARP = 32
-MOST_THREADS = 1024
 MOST_BLOCKS = 1024  # blocks alive at a time in one operating-system thread
 LARGEST_CLUSTER = 16
 MOST_WORKERS = 1024  # operating-system threads of a launch

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cunorm.core.devices import ALLOCATION
 from cunorm.core.opspec import is_tensor
 
 #: enum Role in runtime.h.
 TENSOR, PARAMETER, WORKSPACE = ROLES = ("tensor", "parameter", "workspace")
 GUARD_BYTES = 4096  # on both sides of an array, so that an indexing error does not reach another array
-PHASE = 512  # a copy's address is congruent to the original's modulo this, the alignment of CUDA's allocator
 
 
 def role_of(name: str) -> str:
@@ -76,11 +76,11 @@ class GuardedCopies:
 
     def __init__(self, memory: Sequence[Region]) -> None:
         self._given = list(memory)
-        self._buffers = [np.empty(region.nbytes + 2 * GUARD_BYTES + 2 * PHASE, np.uint8) for region in memory]
+        self._buffers = [np.empty(region.nbytes + 2 * GUARD_BYTES + 2 * ALLOCATION, np.uint8) for region in memory]
         self.memory = []
         for region, buffer in zip(self._given, self._buffers, strict=True):
             start = buffer.ctypes.data + GUARD_BYTES
-            start += (region.address - start) % PHASE
+            start += (region.address - start) % ALLOCATION  # the copy's address is congruent to the original's
             ctypes.memmove(start, region.address, region.nbytes)
             self.memory.append(Region(region.name, start, region.nbytes, region.role))
         self._moved = {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem
 from cunorm.core.strategy import Launch, Strategy, Tile, Tiling, by_name, ceil_div, refuses_threads
@@ -14,7 +14,6 @@ from cunorm.ops.common.folds import fold_launches, fold_rows
 from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
-    WARP,
     blocks_for,
     refuses_cluster_size,
     refuses_registers,

@@ -6,7 +6,6 @@ from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import MAX_GRID, Tile, ceil_div
 
-WARP = 32
 #: 16-byte packs per 32-byte sector; equals Run::sector_packs in team.cuh.
 SECTOR_PACKS = 2
 #: Registers per thread in kernels whose launch bounds require 512 resident threads, blocks_of(512) in reduce.cuh. The

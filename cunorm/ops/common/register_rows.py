@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 
+from cunorm.core.devices import PARTS, REGISTER_STEP, WARP
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE, Problem
+from cunorm.core.problem import ITEMSIZE, PACK_BYTES, Problem
 from cunorm.core.strategy import Tiling, ceil_div, refuses_threads
 
-from .limits import RESIDENT_REGISTERS, SECTOR_PACKS, WARP, blocks_for, round_up
+from .limits import RESIDENT_REGISTERS, SECTOR_PACKS, blocks_for, round_up
 
-ACCESS_BYTES = 16
 # Of a multiprocessor: the fewest that any architecture of the compile gate has.
-REGISTERS, MOST_THREADS, PARTITIONS = 65536, 1536, 4
+REGISTERS, RESIDENT_THREADS = 65536, 1536
 SIDE_BY_SIDE = 64  # bytes per DRAM transfer
 PACKS_IN_FLIGHT = 4  # per stream in the cost model
 MOST_PACKS_ALONE = 8  # of a kernel without a loop over rows
@@ -113,7 +113,7 @@ class WarpRows(Tiling):
         """Bytes of shared memory for the rows of a block."""
         if not self.staged:
             return 0
-        return self.stages * self._tensors * self.tile.packs_per_thread * self.tile.threads * ACCESS_BYTES
+        return self.stages * self._tensors * self.tile.packs_per_thread * self.tile.threads * PACK_BYTES
 
     @lazy
     def reads_ahead(self) -> bool:
@@ -195,8 +195,8 @@ class WarpRows(Tiling):
         two warps a partition has up to 5 warps, and the compiler allows as many registers as for 10 blocks.
         """
         threads = self.tile.threads
-        warps = REGISTERS // PARTITIONS // (round_up(self.registers, 8) * WARP) * PARTITIONS
-        return max(1, min(warps * WARP // threads, MOST_THREADS // threads))
+        warps = REGISTERS // PARTS // (round_up(self.registers, REGISTER_STEP) * WARP) * PARTS
+        return max(1, min(warps * WARP // threads, RESIDENT_THREADS // threads))
 
     @lazy
     def registers(self) -> int:
@@ -210,7 +210,7 @@ class WarpRows(Tiling):
         the sums that stay from row to row.
         """
         problem, packs = self.problem, self.tile.packs_per_thread
-        words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
+        words, widened = PACK_BYTES // 4, problem.pack * problem.sum_itemsize // 4
         of_pack = 0 if self.staged else self._tensors * words * (2 if self.reads_ahead else 1)
         passing = 0  # parameters that do not stay: those of the current pack and of the next one
         for dtype in self.given:  # an absent parameter is held as constants
@@ -256,7 +256,7 @@ class WarpRows(Tiling):
     def _staging_registers(self, sums_in_registers: bool) -> int:
         """Registers for staged rows: the packs in use, and addresses, also of sums in shared memory."""
         of_sums = 0 if sums_in_registers else 16
-        return self._tensors * ACCESS_BYTES // 4 + 4 * self.tile.packs_per_thread + of_sums
+        return self._tensors * PACK_BYTES // 4 + 4 * self.tile.packs_per_thread + of_sums
 
     @lazy
     def columns(self) -> int:
@@ -281,7 +281,7 @@ class WarpRows(Tiling):
             apart = 2 * self.problem.pair // self.problem.row_sums  # SpreadColumnSums in column_sums.cuh
             stride = packs + (apart - packs) % (2 * apart)
             sizes.append(max(rows, self.merged > 1) * stride * self.problem.pack * self.problem.row_sums)
-        return sum(round_up(size, ACCESS_BYTES) for size in sizes)
+        return sum(round_up(size, PACK_BYTES) for size in sizes)
 
     def phases(self, rows: int) -> int:
         """Exposed memory latencies of a team with ``rows`` rows.
@@ -305,7 +305,7 @@ class WarpRows(Tiling):
         """
         of_row, threads = ceil_div(self.problem.C, self.problem.pack), self.lanes * self.slices
         packs = min(self.tile.packs_per_thread, ceil_div(of_row, threads))
-        shared = 1.0 if packs == 1 else min(1.0, self.lanes * ACCESS_BYTES / SIDE_BY_SIDE)
+        shared = 1.0 if packs == 1 else min(1.0, self.lanes * PACK_BYTES / SIDE_BY_SIDE)
         ahead = self.stages - 1 if self.staged else 1
         return self.problem.read * packs * ahead * shared * min(1.0, of_row / threads) / PACKS_IN_FLIGHT
 

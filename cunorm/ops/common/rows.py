@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE
+from cunorm.core.problem import ITEMSIZE, PACK_BYTES
 from cunorm.core.strategy import Arguments, Launch, Strategy, Tile, by_name, ceil_div, refuses_threads
 
 from .folds import parameter_launches, parameter_workspace
 from .limits import (
-    WARP,
     refuses_cluster_size,
     refuses_registers,
     refuses_resident,
@@ -17,7 +16,7 @@ from .limits import (
     round_up,
     whole_clusters,
 )
-from .register_rows import ACCESS_BYTES, SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, parameter_bytes, present
+from .register_rows import SIDE_BY_SIDE, BlockRows, ClusterRows, WarpRows, parameter_bytes, present
 from .strips import arguments_of_forward, arguments_of_gradient, owners, results_of_parameters
 
 #: Rows per team. A team adds its rows one after another, so more rows would lose accuracy of dgamma and dbeta.
@@ -85,7 +84,7 @@ class RowsWarp(WarpRows):
         rows = self.sums_shared() + self.staged_bytes
         if not self.shares_parameters:
             return rows
-        return rows + sum(round_up(self.columns * ITEMSIZE[dtype], ACCESS_BYTES) for dtype in present(self.given))
+        return rows + sum(round_up(self.columns * ITEMSIZE[dtype], PACK_BYTES) for dtype in present(self.given))
 
     # ---- legality ---------------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class RowsWarp(WarpRows):
         enough = min((count for count in self.packs_tried if count >= needed), default=max(self.packs_tried))
         busy = self.slices == 1 or 2 * self.columns >= self.lanes * problem.pack
         slow = self.of_warp and problem.wants_parameters and not self.sums_in_registers and self.lanes < WARP
-        together = self.lanes * ACCESS_BYTES >= min(SIDE_BY_SIDE, problem.C * problem.itemsize)
+        together = self.lanes * PACK_BYTES >= min(SIDE_BY_SIDE, problem.C * problem.itemsize)
         return self.tile.packs_per_thread == enough and busy and together and not slow
 
     # ---- launches ---------------------------------------------------------------------------------------------------

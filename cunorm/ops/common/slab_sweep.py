@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile, ceil_div, refuses_threads
 
-from .limits import WARP, bound_registers, refuses_registers, refuses_shared, round_up
+from .limits import bound_registers, refuses_registers, refuses_shared, round_up
 
 #: Most positions in a chunk: element counts stay exact in float32, and offsets in a chunk fit in 32 bits.
 LARGEST_CHUNK = 2**20

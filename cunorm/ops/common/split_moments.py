@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from cunorm.core.devices import WARP
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, by_name
 
-from .limits import RESIDENT_REGISTERS, WARP, blocks_for, round_up
+from .limits import RESIDENT_REGISTERS, blocks_for, round_up
 from .slab_sweep import Sweep
 
 

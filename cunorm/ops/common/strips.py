@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Arguments, Launch, Tile, Tiling, by_name, ceil_div, refuses_threads
 
 from .folds import fold_rows, parameter_launches
-from .limits import RESIDENT_REGISTERS, WARP, blocks_for, refuses_registers, round_up
+from .limits import RESIDENT_REGISTERS, blocks_for, refuses_registers, round_up
 
 STRIPS_SPACE = {"threads": (128, 256), "packs_per_thread": (1, 2, 4), "rows_per_team": (1, 2, 4, 8, 16, 32, 64)}
 #: Threads per block of the kernel that adds the residual.

@@ -7,14 +7,13 @@ registers is one group.
 
 from __future__ import annotations
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Launch, Tile, Tiling, ceil_div, refuses_threads
 from cunorm.ops.common.limits import (
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
-    WARP,
     bound_registers,
     refuses_registers,
     refuses_resident,

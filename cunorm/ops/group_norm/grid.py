@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import LINE_WORDS, WORD, clear_launch, parameter_launches, parameter_workspace, words_at
 from cunorm.ops.common.limits import (
     ACTIVATED_REGISTERS,
-    WARP,
     blocks_for,
     bound_registers,
     refuses_registers,

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import Problem
+from cunorm.core.problem import PACK_BYTES, Problem
 from cunorm.core.strategy import Arguments, Launch, Tile, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.folds import ITEM_WORDS, WORD, clear_launch, item_words_moved, words_at
 from cunorm.ops.common.limits import (
     ACTIVATED_REGISTERS,
     RESIDENT_REGISTERS,
     SECTOR_PACKS,
-    WARP,
     blocks_for,
     bound_registers,
     refuses_registers,
     refuses_shared,
     round_up,
 )
-from cunorm.ops.common.register_rows import ACCESS_BYTES
 from cunorm.ops.common.slab_sweep import Sweep, refuses_chunk
 
 from .grid import GRID_SPACE, SHARED, GroupGrid, GroupSlabs
@@ -56,7 +54,7 @@ class GroupPieces(GroupSlabs):
     @lazy
     def kept(self) -> int:
         """Bytes of a piece of one tensor."""
-        return min(self.tile.chunk, self.problem.HxW) * self.columns * ACCESS_BYTES
+        return min(self.tile.chunk, self.problem.HxW) * self.columns * PACK_BYTES
 
     @property
     def arrays(self) -> tuple[int, ...]:
@@ -67,7 +65,7 @@ class GroupPieces(GroupSlabs):
     def shared(self) -> int:
         """Bytes of shared memory per block, each array from a 16-byte boundary."""
         drawn = (self.items + 1) * WORD
-        return sum(round_up(size, ACCESS_BYTES) for size in (drawn, *self.arrays))
+        return sum(round_up(size, PACK_BYTES) for size in (drawn, *self.arrays))
 
     @property
     def registers(self) -> int:
@@ -137,7 +135,7 @@ class GroupPieces(GroupSlabs):
     @lazy
     def workspace(self) -> int:
         """Bytes of the sums or moments of the pieces, and of the counters."""
-        return self.words_at * self.problem.pair + round_up(ITEM_WORDS * WORD, ACCESS_BYTES)
+        return self.words_at * self.problem.pair + round_up(ITEM_WORDS * WORD, PACK_BYTES)
 
     @lazy
     def workspace_traffic(self) -> int:
@@ -243,7 +241,7 @@ class GroupGridKeptBackward(GroupPieces):
     @lazy
     def fold_channels(self) -> int:
         """Channels whose dgamma and dbeta an item computes. Their sums fill whole sectors."""
-        return round_up(ceil_div(self.problem.C, self.items), SECTOR_PACKS * ACCESS_BYTES // self.problem.pair)
+        return round_up(ceil_div(self.problem.C, self.items), SECTOR_PACKS * PACK_BYTES // self.problem.pair)
 
     @lazy
     def partials(self) -> int:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div
 from cunorm.ops.common.folds import parameter_launches, parameter_workspace
-from cunorm.ops.common.limits import WARP, refuses_cluster_size, round_up, whole_clusters
+from cunorm.ops.common.limits import refuses_cluster_size, round_up, whole_clusters
 from cunorm.ops.common.register_rows import parameter_bytes
 from cunorm.ops.common.slab_sweep import channel_lanes
 

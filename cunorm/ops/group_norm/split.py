@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name
 from cunorm.ops.common.folds import fold_rows, parameter_launches
-from cunorm.ops.common.limits import WARP, blocks_for, bound_registers
+from cunorm.ops.common.limits import blocks_for, bound_registers
 from cunorm.ops.common.slab_sweep import Sweep, groups_asked, refuses_sweep
 from cunorm.ops.common.split_moments import moments_launches
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
-from cunorm.core.problem import ITEMSIZE
+from cunorm.core.problem import ITEMSIZE, PACK_BYTES
 from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div, refuses_threads
 from cunorm.ops.common.folds import ITEM_WORDS, WORD, clear_launch, item_words_moved, words_at
-from cunorm.ops.common.limits import SECTOR_PACKS, WARP, blocks_for, refuses_registers, refuses_shared, round_up
-from cunorm.ops.common.register_rows import ACCESS_BYTES, PACKS_IN_FLIGHT, parameter_bytes, parameters_given, present
+from cunorm.ops.common.limits import SECTOR_PACKS, blocks_for, refuses_registers, refuses_shared, round_up
+from cunorm.ops.common.register_rows import PACKS_IN_FLIGHT, parameter_bytes, parameters_given, present
 from cunorm.ops.common.strips import arguments_of_gradient
 
 #: slabs: the number of multiprocessors of some device, or slightly fewer, so that nearly every multiprocessor has a
@@ -63,7 +63,7 @@ class LayerGrid(Tiling):
     @lazy
     def round_bytes(self) -> int:
         """Bytes of shared memory per round."""
-        return self.problem.read * self.tile.packs_per_thread * self.tile.threads * ACCESS_BYTES
+        return self.problem.read * self.tile.packs_per_thread * self.tile.threads * PACK_BYTES
 
     @lazy
     def ahead(self) -> int:
@@ -113,7 +113,7 @@ class LayerGrid(Tiling):
         if self.problem.wants_parameters:
             sizes.append(self.columns * self.problem.pair)
         sizes.append(self.slots * self.round_bytes)
-        return sum(round_up(size, ACCESS_BYTES) for size in sizes)
+        return sum(round_up(size, PACK_BYTES) for size in sizes)
 
     @lazy
     def registers(self) -> int:
@@ -123,7 +123,7 @@ class LayerGrid(Tiling):
         the columns (backward) or the packs of y (forward).
         """
         problem = self.problem
-        words, widened = ACCESS_BYTES // 4, problem.pack * problem.sum_itemsize // 4
+        words, widened = PACK_BYTES // 4, problem.pack * problem.sum_itemsize // 4
         of_pack = self.problem.read * words + ADDRESS * (self.problem.read + 1)
         for dtype in self.given:
             of_pack += problem.pack * ITEMSIZE[dtype or problem.stats_dtype] // 4
@@ -197,7 +197,7 @@ class LayerGrid(Tiling):
     @lazy
     def workspace(self) -> int:
         """Bytes of the partial sums, one per slab of a row, and of the counters."""
-        return self.words_at * self.problem.pair + round_up(ITEM_WORDS * WORD, ACCESS_BYTES)
+        return self.words_at * self.problem.pair + round_up(ITEM_WORDS * WORD, PACK_BYTES)
 
     @lazy
     def workspace_traffic(self) -> int:

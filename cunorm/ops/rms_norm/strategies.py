@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cunorm.core.devices import Device
+from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.strategy import Arguments, Launch, Strategy, by_name, ceil_div, refuses_threads
-from cunorm.ops.common.limits import WARP, blocks_for, refuses_resident
+from cunorm.ops.common.limits import blocks_for, refuses_resident
 from cunorm.ops.common.rows import held_strategies, short_rows
 from cunorm.ops.common.strips import STRIPS_SPACE, StripGradients, Strips, from_h, join_launches, numbers_of
 
