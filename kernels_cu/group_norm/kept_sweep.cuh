@@ -90,6 +90,10 @@ struct KeptSweep : sweep_t {
     }
 };
 
+// A chain has as many packs in both texts, so that both give the same bits.
+template <>
+constexpr int batches_of_chain<KeptSweep<2>> = 2 * chain / KeptSweep<2>::at_once;
+
 // Calls use(batch) for the thread's packs, after fetch. column_moments and sweep_gradient_sums find this overload if their
 // path is a KeptSweep itself, not a type derived from it.
 template <int tensors, typename Use>

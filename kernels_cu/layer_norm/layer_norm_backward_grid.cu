@@ -10,7 +10,8 @@
 //   launch.
 //   Grid: any number of blocks. Best is one resident block per slab.
 //   Shared memory: the slabs drawn; sums [rows, warps of a team], later A / L and B / L [rows]; statistics [rows];
-//   gamma of a slab; (dbeta, dgamma) of a slab, if they are wanted; the dy and x that are kept.
+//   gamma of a slab; if they are wanted, (dbeta, dgamma) of a slab, and of all teams some at a time [slots_at_once,
+//   threads]; the dy and x that are kept.
 //
 // With as many blocks as slabs, gamma is loaded once. So are the elements of dy and x for which shared memory has room.
 // The others are loaded again from the L2 cache, the latest first. One block owns all rows of a column, so dgamma and
@@ -20,6 +21,73 @@
 // the multiprocessors.
 #include "partition/column_sums.cuh"
 #include "layer_norm/column_slabs.cuh"
+
+typedef ColumnSums<Pair> SlabSums;
+// Elements of a pack whose sums of all teams are in shared memory at a time. `of_teams` in grid.py has the same number.
+constexpr int slots_at_once = pack_size < 4 ? pack_size : 4;
+// Fewer teams take no longer in turn, without shared memory for their sums. grid.py has the same number.
+constexpr int many_teams = 8;
+
+// Whether a thread per column adds up the sums of the teams: the lanes of all teams have the same columns if all rows
+// begin at the same place of a pack.
+__device__ __forceinline__ bool adds_at_once(long long length) {
+    return TeamSlab::teams >= many_teams && length % pack_size == 0;
+}
+
+// Adds up the sums of the teams, in their order, if adds_at_once. The whole block calls. `of_teams` is in shared memory
+// [slots_at_once, threads].
+__device__ __forceinline__ void add_teams(const TeamSlab& slab, const Pair (&sums)[Tile::packs_per_thread][pack_size],
+                                          Pair* of_teams, const SlabSums& column_sums) {
+#pragma unroll
+    for (int k = 0; k < Tile::packs_per_thread; ++k) {
+#pragma unroll
+        for (int first = 0; first < pack_size; first += slots_at_once) {
+#pragma unroll
+            for (int i = 0; i < slots_at_once; ++i) {
+                of_teams[i * Tile::threads + threadIdx.x] = sums[k][first + i];
+            }
+            __syncthreads();
+            for (int at = threadIdx.x; at < slots_at_once * TeamSlab::lanes; at += Tile::threads) {
+                const int i = at / TeamSlab::lanes, lane = at % TeamSlab::lanes;
+                Pair total = {};
+#pragma unroll
+                for (int team = 0; team < TeamSlab::teams; ++team) {
+                    total = total + of_teams[i * Tile::threads + team * TeamSlab::lanes + lane];
+                }
+                const int column = (k * TeamSlab::lanes + lane) * pack_size - slab.shift + first + i;
+                if (within(column, slab.columns)) {
+                    column_sums.of(column) = total;
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+// The same for any teams: one team after the other adds its sums.
+__device__ __forceinline__ void add_teams_in_turn(const TeamSlab& slab,
+                                                  const Pair (&sums)[Tile::packs_per_thread][pack_size],
+                                                  const SlabSums& column_sums) {
+    for (int team = 0; team < TeamSlab::teams; ++team) {
+#pragma unroll
+        for (int k = 0; team == TeamSlab::team() && k < Tile::packs_per_thread; ++k) {
+            Pair before[pack_size] = {};
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                if (team > 0 && slab.holds(k, i)) {
+                    before[i] = column_sums.of(slab.first(k) + i);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < pack_size; ++i) {
+                if (slab.holds(k, i)) {
+                    column_sums.of(slab.first(k) + i) = before[i] + sums[k][i];
+                }
+            }
+        }
+        __syncthreads();
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     layer_norm_backward_grid(const data_t* dy, const data_t* x, const stat_t* mean, const stat_t* rstd,
@@ -36,8 +104,9 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
     Pair* const statistics = shared_array<Pair>(offset, count);
     SlabParameter<gamma_t> weight(gamma, cut, acc_t(1), offset);
     const int summed = parameters.wanted() ? static_cast<int>(columns) : 0;
-    typedef ColumnSums<Pair> sums_of_columns;
-    const sums_of_columns column_sums(shared_array<Pair>(offset, sums_of_columns::size(summed)), summed);
+    const SlabSums column_sums(shared_array<Pair>(offset, SlabSums::size(summed)), summed);
+    const bool at_once = adds_at_once(length);
+    Pair* const of_teams = shared_array<Pair>(offset, at_once && summed > 0 ? slots_at_once * Tile::threads : 0);
     const RoundSlots<2> slots({dy, x}, cut, kept, offset);
     take_items(
         drawn, complete,
@@ -87,24 +156,10 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, 1)
             if (!parameters.wanted()) {
                 return;
             }
-            for (int team = 0; team < TeamSlab::teams; ++team) {  // in turn: all teams add to one row of sums
-#pragma unroll
-                for (int k = 0; team == TeamSlab::team() && k < Tile::packs_per_thread; ++k) {
-                    Pair before[pack_size] = {};
-#pragma unroll
-                    for (int i = 0; i < pack_size; ++i) {
-                        if (team > 0 && slab.holds(k, i)) {
-                            before[i] = column_sums.of(slab.first(k) + i);
-                        }
-                    }
-#pragma unroll
-                    for (int i = 0; i < pack_size; ++i) {
-                        if (slab.holds(k, i)) {
-                            column_sums.of(slab.first(k) + i) = before[i] + sums[k][i];
-                        }
-                    }
-                }
-                __syncthreads();
+            if (at_once) {
+                add_teams(slab, sums, of_teams, column_sums);
+            } else {
+                add_teams_in_turn(slab, sums, column_sums);
             }
             for (int column = threadIdx.x; column < slab.columns; column += Tile::threads) {
                 parameters.store_channel(0, slab.column + column, column_sums.of(column));

@@ -439,6 +439,10 @@ __device__ __forceinline__ void add_terms(Pair (&sums)[pack_size], const Pack<da
     }
 }
 
+// Batches whose terms a thread adds up before it adds them to the rest of its sums.
+template <typename Path>
+constexpr int batches_of_chain = chain;
+
 // Adds g and g * (x - mean[slot]) over the thread's packs to sums[slot], with g = activation_grad[slot](dy, x).
 template <typename Path, typename Grad>
 __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const data_t* dy, const data_t* x,
@@ -469,7 +473,7 @@ __device__ __forceinline__ void sweep_gradient_sums(const Path& sweep, const dat
                 add_terms(latest, of_dy, of_x, mean, holds, activation_grad);
             }
         }
-        if (++batches % chain == 0) {
+        if (++batches % batches_of_chain<Path> == 0) {
             join();
         }
     });

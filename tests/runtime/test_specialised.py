@@ -154,6 +154,24 @@ def test_both_texts_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatc
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_both_texts_give_the_same_bits_of_a_long_piece(activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread has 36 packs of the piece that stays on the chip: more than a chain of additions contains."""
+    tile = Tile("grid", chunk=72, groups=32, keep="shared", prefetch_tiles=1, threads=128)
+    x = np.random.default_rng(0).normal(3, 1, (1, 144, 256)).astype(np.float32)
+    mean, rstd, gamma, beta = x[0, 2, :32], x[0, 3, :32], x[0, 0], x[0, 1]
+    options: dict[str, Any] = {"beta": beta if activation else None, "data_format": "NHWC", "activation": activation}
+    found = []
+    for mode in ("never", "always"):
+        monkeypatch.setenv("CUNORM_SPECIALISE", mode)
+        monkeypatch.setattr(plans, "_plans", {})
+        forget_calls()
+        dy = x[:, ::-1].copy()
+        found.append(cunorm.group_norm_backward(dy, x, mean, rstd, gamma, num_groups=32, tile=tile, **options))
+    for name, *both in zip(("dx", "dgamma", "dbeta"), *found, strict=True):
+        np.testing.assert_array_equal(*both, err_msg=name)
+
+
 def test_a_call_with_a_misaligned_array_runs_the_generic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUNORM_SPECIALISE", "always")
     plan, arrays = called("group_norm_backward", misaligned=True)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.strategy import Launch, ceil_div, refuses_threads
-from cunorm.ops.common.limits import RESIDENT_REGISTERS, refuses_resident, refuses_shared, round_up, whole_clusters
+from cunorm.ops.common.limits import (
+    RESIDENT_REGISTERS,
+    refuses_registers,
+    refuses_resident,
+    refuses_shared,
+    round_up,
+    whole_clusters,
+)
 
 from .one_sweep import PHASES, REGISTERS, WORDS, Clustered, WholeGroups
 
@@ -185,7 +192,7 @@ class GradientColumns(Columns):
         most = GRADIENT_PACKS - FEWER_PACKS * sum(demands)
         if self.packs > most:
             return f"a thread holds {self.packs} packs of dy and as many of x, expected at most {most} each"
-        return None
+        return refuses_registers(RESIDENT_REGISTERS, self.tile, device)
 
 
 class ClusterGradientColumns(ClusterColumns, GradientColumns):

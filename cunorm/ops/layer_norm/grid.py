@@ -29,6 +29,7 @@ BYTES_AHEAD, FEWEST_AHEAD, MOST_AHEAD = 64 * KIB, 2, 8
 MOST_ROUNDS = 64
 #: Most slabs whose partial sums of a row a warp can fold: warp_size * lane_parts in column_slabs.cuh.
 MOST_SLABS = 256
+SLOTS_AT_ONCE, MANY_TEAMS = 4, 8  # as in layer_norm_backward_grid.cu
 ADDRESS = 3  # registers for the address of a pack
 #: Exposed memory latencies per block: the first row, the counter of stored slabs, the fold by the last block, the
 #: completion flag, and the folded statistics.
@@ -104,6 +105,12 @@ class LayerGrid(Tiling):
         return parameters_given(self.problem)
 
     @lazy
+    def of_teams(self) -> int:
+        """Bytes of shared memory for sums of columns of all teams; 0 if the teams add theirs in turn."""
+        at_once = self.teams >= MANY_TEAMS and self.problem.C % self.problem.pack == 0
+        return self.tile.threads * min(self.problem.pack, SLOTS_AT_ONCE) * self.problem.pair if at_once else 0
+
+    @lazy
     def shared(self) -> int:
         """Bytes of shared memory per block: the arrays in the kernel's order, each from a 16-byte boundary."""
         rows = self.problem.N
@@ -111,7 +118,7 @@ class LayerGrid(Tiling):
         sizes += [rows * (self.tile.lanes // WARP) * self.problem.part, rows * self.problem.pair]
         sizes += [self.columns * ITEMSIZE[dtype] for dtype in present(self.given)]
         if self.problem.wants_parameters:
-            sizes.append(self.columns * self.problem.pair)
+            sizes += [self.columns * self.problem.pair, self.of_teams]
         sizes.append(self.slots * self.round_bytes)
         return sum(round_up(size, PACK_BYTES) for size in sizes)
 

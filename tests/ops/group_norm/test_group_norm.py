@@ -230,6 +230,7 @@ SLAB = {"threads": 256, "groups": 2, "stages": 1, "load": "registers"}
     ("H100", {"strategy": "block", **SLAB, "packs_per_thread": 12}, "12 packs of dy and .* expected at most 8"),
     ("H100", {"strategy": "block", **SLAB, "threads": 512, "packs_per_thread": 8}, "expected at most 6 each"),
     ("A100", {"strategy": "block", **SLAB, "threads": 512, "packs_per_thread": 6}, "expected at most 4 each"),
+    ("H100", {"strategy": "block", **SLAB, "threads": 1024, "packs_per_thread": 6}, "blocks of 1024 threads allow 64"),
     ("H100", {"strategy": "block", **SLAB, "packs_per_thread": 3}, "200 rows of 5 packs, but .* hold 153"),
     ("H100", {"strategy": "block", **SLAB, "groups": 1, "packs_per_thread": 8}, "have 20 channels, .* a multiple of 8"),
     ("H100", {"strategy": "block", **SLAB, "groups": 8, "packs_per_thread": 8}, "groups is 8, expected one of 1, 2, 4"),

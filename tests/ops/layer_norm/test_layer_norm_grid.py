@@ -1,4 +1,4 @@
-"""LayerNorm's `grid`: when the cost model selects it, its traffic, the distance of second reads, its refusals."""
+"""LayerNorm's `grid`: when the cost model selects it, its sums, its traffic, its second reads, its refusals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import cunorm
 from cunorm.core.devices import KNOWN, known
 from cunorm.ops.layer_norm.grid import LayerGrid
 from cunorm.tiling import costmodel
+from tests.conftest import Executor
+from tests.ops.layer_norm.test_layer_norm import Case
 from tests.support.covering import every
 
 H200 = known("H200")
@@ -21,8 +23,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def plan_of(op: str, rows: int, length: int, device: str = "H200", **options: Any) -> Any:
-    options = {**OPTIONS[op], **options}
-    return cunorm.plan(op, shape=(rows, length), dtype="bfloat16", normalized_shape=length, device=device, **options)
+    options = {"dtype": "bfloat16", **OPTIONS[op], **options}
+    return cunorm.plan(op, shape=(rows, length), normalized_shape=length, device=device, **options)
 
 
 # ---- the cost model -------------------------------------------------------------------------------------------------
@@ -47,6 +49,25 @@ def test_the_model_selects_other_strategies_for_short_or_many_rows() -> None:
     for rows, length in ((4096, 4096), (1024, 12288), (2048, 33333), (1, 4096), (8, 8192)):
         for op in OPTIONS:
             assert plan_of(op, rows, length).strategy.name != "grid", (op, rows, length)
+
+
+# ---- gradients of the parameters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "lanes", "length", "at_once"), [
+    ("bfloat16", 32, 1000, True),
+    ("float32", 64, 1036, True),
+    ("bfloat16", 32, 1001, False),  # rows begin at different places of a pack
+    ("float64", 64, 998, True),
+    ("float16", 128, 1000, False),  # four teams
+])  # fmt: skip
+def test_teams_add_their_columns(dtype: str, lanes: int, length: int, at_once: bool, executor: Executor) -> None:
+    """The last slab is shorter than the others, and not all teams have a row in the last round."""
+    tile = {"strategy": "grid", "threads": 512, "lanes": lanes, "packs_per_thread": 2, "slabs": 8, "smem_kib": 64}
+    case = Case(37, length, dtype)
+    case.backward(executor, tile=tile)
+    plan = plan_of("layer_norm_backward", 37, length, tile=tile, dtype=dtype, gamma_dtype=dtype)
+    assert (LayerGrid(plan.problem, plan.tile).of_teams > 0) is at_once
 
 
 # ---- traffic --------------------------------------------------------------------------------------------------------
