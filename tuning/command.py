@@ -16,6 +16,7 @@ from typing import Any
 from cunorm.core import cache_folder, settings
 from cunorm.core.devices import Device, known
 from cunorm.core.errors import CompileError, TableError, TraceError, about_file
+from cunorm.core.files import check_replaceable
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
 from cunorm.tiling import choose_tile, table_file
@@ -132,7 +133,9 @@ def _options(asked: argparse.Namespace) -> Options:
             url = str(journal(STUDIES or cache_folder.folder("studies"), path, asked.resume))
         except OSError as error:
             print(f"cunorm tune: cannot use a journal, --resume cannot continue this run: {error}", file=sys.stderr)
-    storage = storage_of(url)
+    elif asked.table and Path(url.removeprefix("journal:")).resolve() == path.resolve():
+        raise ValueError(f"--storage: {url!r} is also the table of --table; name another file")
+    storage = storage_of(url, resumed=asked.resume and asked.storage is None)
     simulators = workers if evaluator == "simulate" else 0
     return Options(
         device, evaluator, specs, path, storage, asked.trials, asked.seconds, asked.seed, simulators=simulators
@@ -146,7 +149,9 @@ def _check_table(asked: argparse.Namespace, path: Path, device: Device) -> None:
         check_table(path, device)
         table_file.check_writable(table_file.target(path))
     except (OSError, TableError) as error:
-        raise TableError(f"{option}{about_file(error, path)}") from None
+        said = about_file(error, path)
+        advice = "" if said.endswith("name another file") else "; delete it, or name another file with --table"
+        raise TableError(f"{option}{said}{advice}") from None
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -260,6 +265,9 @@ def _report_folder(asked: argparse.Namespace) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour of tuning
     except OSError as error:
         raise ValueError(f"--report: {about_file(error, folder)}, expected a folder") from None
+    from .report.page import GENERATOR, page_of  # imported late: it needs matplotlib
+
+    check_replaceable("--report", page_of(folder), lambda text: GENERATOR in text)
     return folder
 
 

@@ -93,8 +93,10 @@ def GroupNormGrad(
     }
     wanted = tuple([flag(name, value) for name, value in required.items()])
     if gamma is not None:
-        kind_of("mean", mean)
-        kind_of("gamma", gamma)
+        for name, array in (("x", x), ("mean", mean), ("gamma", gamma)):
+            kind_of(name, array)
+        dtype = dtype_name("x", x)
+        dtype_name("mean", mean, (accumulator(dtype), dtype), f" for {dtype} x")
         one_dtype(("mean", mean), ("gamma", gamma))
     _not_capturing("cunorm.group_norm_backward", x)
     return group_norm_backward(

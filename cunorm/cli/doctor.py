@@ -69,9 +69,24 @@ def _own() -> CheckResult:
     return _folder("cunorm", folder, "CUNORM_CACHE_DIR")
 
 
+def _tables() -> Iterator[CheckResult]:
+    """Report the tiling tables that exist and cannot be read. Without them, calls use other tiles."""
+    from cunorm.ops.registry import place_named
+    from cunorm.tiling import choose_tile
+
+    try:
+        device = place_named(None).device
+    except Exception:  # other checks report it
+        return
+    for text in choose_tile.unreadable(device):
+        path = text.partition(": ")[0]
+        yield CheckResult(GROUP, "tiling table", "fault", text, f"rm {shlex.quote(path)}", {"path": path})
+
+
 def cache_folders() -> Iterator[CheckResult]:
     """Check the cache folder of cunorm and, if CuPy is installed, of CuPy."""
     yield _own()
+    yield from _tables()
     if importlib.util.find_spec("cupy") is not None:
         chosen = os.environ.get("CUPY_CACHE_DIR")
         yield _folder("CuPy", Path(chosen) if chosen else Path.home() / ".cupy" / "kernel_cache", "CUPY_CACHE_DIR")

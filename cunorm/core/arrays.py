@@ -51,8 +51,17 @@ def kind_of(name: str, array: object) -> str:
     if cupy is not None and isinstance(array, cupy.ndarray):
         return "gpu"
     came = f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}".removeprefix("builtins.")
-    advice = f"; use cupy.from_dlpack({name})" if hasattr(array, "__dlpack__") else ""
+    advice = f"; use {_importer(array)}.from_dlpack({name})" if hasattr(array, "__dlpack__") else ""
     raise TypeError(f"{name}: {came}, expected a cupy.ndarray or a numpy.ndarray{advice}")
+
+
+def _importer(array: Any) -> str:
+    """The module that imports an array of another library by DLPack: numpy for one in host memory."""
+    try:
+        device, _ = array.__dlpack_device__()
+    except Exception:  # another library's code, for a message only
+        return "cupy"
+    return "numpy" if device == 1 else "cupy"  # kDLCPU of dlpack.h
 
 
 def namespace(kind: str) -> Any:

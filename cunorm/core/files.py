@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 #: Suffixes of the formats in which commands write pictures.
@@ -48,7 +48,9 @@ def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting
         raise
 
 
-def file_to_write(option: str, name: str | None, suffixes: Sequence[str] = ()) -> Path | None:
+def file_to_write(
+    option: str, name: str | None, suffixes: Sequence[str] = (), *, ours: Callable[[str], bool] | None = None
+) -> Path | None:
     """The path that an option names for a result. It is checked before the result is computed, which may take an hour.
 
     Parameters
@@ -59,15 +61,22 @@ def file_to_write(option: str, name: str | None, suffixes: Sequence[str] = ()) -
         None: the option is absent.
     suffixes : sequence of str
         The suffixes that the name may have, in lower case; empty: any.
+    ours : callable, optional
+        Text of an existing file -> whether it is an earlier result, which may be replaced. None: any file may be.
+
+    Returns
+    -------
+    Path or None
+        Of a symbolic link it is the target, so that the link is kept.
 
     Raises
     ------
     ValueError
-        If it is not a name of a file, or the file cannot be written.
+        If it is not a name of a file, the file cannot be written, or it exists and is no regular file or not ours.
     """
     if name is None:
         return None
-    path = Path(name)
+    path = Path(name).resolve()
     if not name or path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{option}: {name!r}, expected a file in an existing folder")
     if suffixes and path.suffix.lower() not in suffixes:
@@ -77,4 +86,15 @@ def file_to_write(option: str, name: str | None, suffixes: Sequence[str] = ()) -
             pass
     except OSError as error:
         raise ValueError(f"{option}: cannot write in {path.parent}: {error.strerror}") from error
+    check_replaceable(option, path, ours)
     return path
+
+
+def check_replaceable(option: str, path: Path, ours: Callable[[str], bool] | None) -> None:
+    """Check that a result may replace a file, if it exists (ValueError); see `file_to_write`."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ValueError(f"{option}: {path}: not a regular file")
+    if ours is not None and path.stat().st_size and not ours(path.read_text(encoding="utf-8", errors="replace")):
+        raise ValueError(f"{option}: {path} has other contents than an earlier result; delete it, or name another file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,11 @@ from cunorm.core.arrays import (
     kind_of,
     mask,
     namespace,
+    overlap,
     said,
     same_place,
     shape_of,
+    span,
 )
 from cunorm.core.problem import accumulator
 from cunorm.executors.choose import on
@@ -29,6 +32,7 @@ from cunorm.ops.batch_norm.api import (
     batch_norm_stats,
 )
 from cunorm.ops.batch_norm.op import RUNNING, momentum_number
+from cunorm.runtime.checked_call import OVERLAPS
 from cunorm.runtime.checks import GRADIENTS, parameter, split_axes, writable
 
 from .engines import Engine
@@ -258,7 +262,16 @@ def _check_forward(
             dtype_name(name, array)
             shape_of(name, array, (C,), ", one element per channel")
             writable(name, array)
+    _check_apart(running, [("x", x), *parameters])
     return place
+
+
+def _check_apart(written: Sequence[tuple[str, Array | None]], read: Sequence[tuple[str, Array | None]]) -> None:
+    """Check that no array that is written overlaps another one (ValueError). The others are read after that."""
+    for index, (name, array) in enumerate(written):
+        for other, another in (*read, *written[:index]):
+            if array is not None and another is not None and overlap(array, span(array), another, span(another)):
+                raise ValueError(OVERLAPS.format(name, other))
 
 
 class _Packet:

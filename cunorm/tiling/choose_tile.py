@@ -110,15 +110,29 @@ def _distrust(path: Path) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def _read(stamped: Stamp, place: TableSource) -> Indexed | None:
-    path = stamped[0]
     try:
-        if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:
-            raise TableError(f"{path}: {sentence}, expected a file that only you can write to")
-        return Indexed(stamped, table.load(path))
+        return Indexed(stamped, _load(place))
     except (OSError, TableError) as error:
         if place.named or not isinstance(error, FileNotFoundError):
-            warn(stamped, _unread(path, error))
+            warn(stamped, _unread(place.path, error))
     return None
+
+
+def _load(place: TableSource) -> table.Table:
+    if not (place.named or place.shipped) and (sentence := _distrust(place.path)) is not None:
+        raise TableError(f"{place.path}: {sentence}, expected a file that only you can write to")
+    return table.load(place.path)
+
+
+def unreadable(device: Device) -> Iterator[str]:
+    """Why the tables of a device that exist and cannot be read are not used."""
+    for place in places(device):
+        try:
+            _load(place)
+        except FileNotFoundError:
+            continue
+        except (OSError, TableError) as error:
+            yield _unread(place.path, error)
 
 
 def _unread(path: Path, error: Exception) -> str:

@@ -32,6 +32,9 @@ from .table import key_of, problem_of, quoted, shown
 
 #: Maximum number of digits of a number in a trace; the largest size has 19.
 MOST_DIGITS = 20
+NO_TRACE = "the file has other contents than a trace"
+#: How the line of a problem begins.
+_BEGINNING = b'{"op": '
 
 
 class _Trace:
@@ -41,6 +44,7 @@ class _Trace:
         self.path = path.absolute()  # valid after a later change of the working directory
         self.renew()
         _append(self.path, [])  # a path that cannot be written raises here, not in a call
+        _check_trace(self.path)
         self._close_in_workers()
 
     def renew(self) -> None:
@@ -104,6 +108,28 @@ def _append(path: Path, lines: list[str]) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(handle)
+
+
+def _check_trace(path: Path) -> None:
+    """Check that a file is empty or a trace (TraceError); remove the incomplete last line of a killed process.
+
+    Another process may write to the trace at the same time, but it writes whole lines.
+    """
+    with path.open("rb+") as file:
+        lines = file.read().splitlines(keepends=True)
+        if not lines:
+            return
+        last = lines[-1]
+        if not last.endswith(b"\n") and last.startswith(_BEGINNING):
+            lines.pop()
+            file.truncate(sum(map(len, lines)))
+    first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        return
+    try:
+        _counted(first.decode(errors="replace"))
+    except (RecursionError, ValueError):
+        raise TraceError(f"{path}: {NO_TRACE}; name another file") from None
 
 
 def _line(problem: Problem, calls: int) -> str:
@@ -193,6 +219,8 @@ def trace(path: str | os.PathLike[str]) -> Recording:
         If the path is neither a string nor a path.
     OSError
         On entering it, if the file cannot be written.
+    TraceError
+        On entering it, if the file has other contents than a trace.
 
     Examples
     --------
@@ -279,8 +307,9 @@ def read(
     return dict(found.most_common())
 
 
-def _untraced(path: Path, error: OSError) -> str:
-    return f"CUNORM_TRACE: {path}: {error.strerror or error}; nothing is traced; name another file"
+def _untraced(path: Path, error: OSError | TraceError) -> str:
+    why = error.strerror or error if isinstance(error, OSError) else NO_TRACE
+    return f"CUNORM_TRACE: {path}: {why}; nothing is traced; name another file"
 
 
 def environment_fault() -> str | None:
@@ -289,7 +318,8 @@ def environment_fault() -> str | None:
         return None
     try:
         _append(path.absolute(), [])
-    except OSError as error:
+        _check_trace(path.absolute())
+    except (OSError, TraceError) as error:
         return _untraced(path, error)
     return None
 
@@ -301,7 +331,7 @@ def _from_environment() -> None:
         return
     try:
         atexit.register(_begin(path).close)
-    except OSError as error:
+    except (OSError, TraceError) as error:
         warnings.warn(_untraced(path, error), RuntimeWarning, stacklevel=2)
 
 

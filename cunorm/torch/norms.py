@@ -6,6 +6,7 @@ A norm is called with `Options` and the tensors x, gamma and beta.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -15,11 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cunorm.core.arrays import RANGES
 from cunorm.core.problem import MOST_AXES
 
 from .launches import DEVICES, KEPT, NAMES, PARAMETERS, Launch, accumulator, data_format, laid_like, launch_of
 
 MaybeTensor: TypeAlias = Tensor | None
+
+
+def fits_eps(eps: float, dtype: torch.dtype) -> bool:
+    """Whether an eps is 0 or in the range of the accumulator: another one is left to torch, which computes in it."""
+    least, most = RANGES.get("float64" if dtype == torch.float64 else "float32", (0.0, sys.float_info.max))
+    return eps == 0 or least <= eps <= most
 
 
 class Options(NamedTuple):
@@ -106,7 +114,11 @@ class Norm:
         if not torch.compiler.is_compiling() and not options.are_numbers():
             return False
         least = 1 if self.rows else 2
-        if not (least <= x.dim() <= MOST_AXES and options.eps >= 0 and self._takes_sizes(x.shape, options.sizes)):
+        if not (
+            least <= x.dim() <= MOST_AXES
+            and fits_eps(options.eps, x.dtype)
+            and self._takes_sizes(x.shape, options.sizes)
+        ):
             return False
         expected = self.parameter_shape(x.shape, options.sizes)
         for one in (gamma, beta):

@@ -25,7 +25,7 @@ from .modules import (
     LayerNorm2d,
     RMSNorm,
 )
-from .sync_batch_norm import SyncBatchNorm
+from .sync_batch_norm import SyncBatchNorm, check_model
 
 _OURS = (GroupNorm, LayerNorm, RMSNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, SyncBatchNorm)
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm, _NormBase)
@@ -212,6 +212,7 @@ def replace(model: nn.Module, *, fuse_silu: bool = False) -> Replaced:
       (2): Identity()
     )
     """
+    check_model(model)
     counts: Counter[str] = Counter()
     left: dict[str, str] = {}
     for name, module in model.named_modules():

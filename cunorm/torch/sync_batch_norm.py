@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cunorm.core.arrays import said
 from cunorm.core.problem import MOST_AXES
 
 from .launches import NAMES, accumulator, as_parameters, dense
@@ -22,6 +23,14 @@ from .sync_operators import OPERATORS
 _all_gather: Any = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
 #: The classes that `SyncBatchNorm.convert` replaces. A subclass may compute something else.
 _CONVERTED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def check_model(model: object) -> None:
+    """Check that an argument is a model (TypeError)."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model: {said(model)}, expected a torch.nn.Module; of a pipeline, pass its parts, such as pipe.unet"
+        )
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -109,6 +118,7 @@ class SyncBatchNorm(_BatchNorm):
         torch.nn.Module
             The model.
         """
+        check_model(model)
         for module in model.modules():
             if type(module) in _CONVERTED:
                 module.__class__ = cls

@@ -87,6 +87,8 @@ GROUP_WRONG = [
     ({"dgamma_is_require": None}, TypeError, "dgamma_is_require: None, expected a bool"),
     ({"dbeta_is_require": "no"}, TypeError, "dbeta_is_require: 'no', expected a bool"),
     ({"gamma": np.ones(8, np.float64)}, TypeError, "gamma: dtype float64, expected float32, the dtype of mean"),
+    ({"mean": np.ones((2, 2), np.int32)}, TypeError, "mean: dtype int32, expected float32 for float32 x"),
+    ({"x": np.ones((2, 8, 3, 3), np.int32)}, TypeError, "x: dtype int32, expected float16 or"),
     ({"gamma": [1.0] * 8}, TypeError, "gamma: list, expected a cupy.ndarray or a numpy.ndarray"),
     ({"mean": None}, TypeError, "mean: NoneType, expected a cupy.ndarray or a numpy.ndarray"),
     ({"x": None}, TypeError, "x: NoneType, expected a cupy.ndarray or a numpy.ndarray"),

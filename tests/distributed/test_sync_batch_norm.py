@@ -196,6 +196,22 @@ def test_wrong_arguments_of_the_backward(name: str, value: Any, error: type[Exce
     assert len(engine.exchanges) == 1
 
 
+@pytest.mark.parametrize(("first", "second"), [
+    ("running_mean", "beta"), ("running_var", "gamma"), ("running_mean", "x"), ("running_var", "running_mean"),
+])  # fmt: skip
+def test_running_statistics_that_overlap_another_array_are_refused_before_the_exchange(first: str, second: str) -> None:
+    """They are written before gamma, beta and x are read for y."""
+    x, engine = sample(), Recording()
+    memory = x if second == "x" else np.ones(7, np.float32)
+    made: dict[str, Any] = {name: np.ones(6, np.float32) for name in ("gamma", "beta", "running_mean", "running_var")}
+    given = made | {"x": x, second: x if second == "x" else memory[1:], first: memory.reshape(-1)[:6]}
+    before = memory.copy()
+    with pytest.raises(ValueError, match=f"^{first}: overlaps {second} in memory; pass separate arrays$"):
+        sync_batch_norm(**given, engine=engine)
+    np.testing.assert_array_equal(memory, before)
+    assert engine.exchanges == []
+
+
 def test_the_class_of_an_engine_is_no_engine() -> None:
     with pytest.raises(TypeError, match=r"^engine: <class .*LocalEngine'>, expected an object with size"):
         sync_batch_norm(sample(), engine=LocalEngine)  # type: ignore[arg-type]

@@ -113,6 +113,33 @@ def test_a_wrong_path_is_named(tmp_path: Path) -> None:
         raise AssertionError("began")
 
 
+@pytest.mark.parametrize("text", ["{\n}\n", "import torch", '{"a": 1}', "\n\nwords\n", '["op"]\n'])
+def test_a_file_with_other_contents_is_no_trace(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=rf"{path}: .* other contents than a trace; name another"):
+        cunorm.trace(path).__enter__()
+    monkeypatch.setenv("CUNORM_TRACE", str(path))
+    with pytest.warns(RuntimeWarning, match=r"^CUNORM_TRACE: .* other contents than a trace; nothing is traced; name"):
+        problem_trace._from_environment()
+    assert "other contents than a trace" in str(problem_trace.environment_fault())
+    assert not problem_trace.active()
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_the_incomplete_last_line_of_a_killed_process_is_removed(whole: int, tmp_path: Path) -> None:
+    path, a = tmp_path / "t", group_arrays((2, 8, 3, 3))
+    with cunorm.trace(path):
+        run(a)
+    line = path.read_text()
+    path.write_text(line * whole + line[:40])
+    with cunorm.trace(path):
+        run(a)
+    assert path.read_text() == line * (whole + 1)
+    assert list(problem_trace.read(path).values()) == [whole + 1]
+
+
 def test_a_full_disk_causes_a_warning_and_no_failed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,15 @@ def test_running_statistics_are_torchs(launches: list[str]) -> None:
 def test_the_default_eps_of_rms_norm_is_torchs(dtype: torch.dtype) -> None:
     x = torch.full((1, 4), 1e-3, dtype=dtype)
     close(functional.rms_norm(x, (4,)), F.rms_norm(x, (4,)), dtype)
+
+
+@pytest.mark.parametrize("eps", [1e39, 1e-40, math.inf])
+def test_an_eps_outside_the_range_of_float32_is_left_to_torch(eps: float) -> None:
+    x = random(SHAPE)
+    found = functional.layer_norm(x, SHAPE[-1:], eps=eps), functional.group_norm(x, GROUPS, eps=eps)
+    expected = F.layer_norm(x, SHAPE[-1:], eps=eps), F.group_norm(x, GROUPS, eps=eps)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_an_unknown_activation() -> None:

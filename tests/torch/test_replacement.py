@@ -262,3 +262,10 @@ def test_classes_of_transformers() -> None:
         swapped(kind(8, 1e-3).bfloat16(), random((2, 5, 8)), ct.RMSNorm, torch.bfloat16)
     gemma = GemmaRMSNorm(8)  # 1 + weight
     assert "unknown class" in replace(gemma).left[""]
+
+
+@pytest.mark.parametrize("model", [None, "model", [nn.LayerNorm(4)], torch.ones(3), nn.Sequential], ids=repr)
+def test_what_is_no_model_is_a_type_error(model: Any) -> None:
+    for convert in (replace, SyncBatchNorm.convert):
+        with pytest.raises(TypeError, match=r"^model: .*, expected a torch.nn.Module; of a pipeline, pass its parts"):
+            convert(model)

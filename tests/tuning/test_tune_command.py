@@ -218,6 +218,50 @@ def test_resume_continues_a_study(capsys: Any, tmp_path: Path) -> None:
     assert len(fresh["trials"]) == 4
 
 
+def test_resume_of_a_damaged_journal_says_what_to_do(capsys: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "studies"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "STUDIES", folder)
+        arguments = (*TUNE, "--table", str(tmp_path / "t.json"), "--trials", "1")
+        assert run(capsys, *arguments)[0] == 0
+        (journal,) = folder.glob("*.journal")
+        with journal.open("a") as file:
+            file.write("garbage\n")
+        code, _, err = run(capsys, *arguments, "--resume")
+        assert code == 2
+        assert err.startswith(f"cunorm tune: --resume: the journal '{journal}': cannot be opened: damaged")
+        assert err.endswith("leave out --resume to start anew\n")
+        assert run(capsys, *arguments)[0] == 0
+
+
+def test_one_file_for_the_table_and_the_storage_is_refused(capsys: Any, tmp_path: Path) -> None:
+    path = tmp_path / "new.json"
+    for storage in (str(path), f"journal:{tmp_path}/../{tmp_path.name}/new.json"):
+        code, _, err = run(capsys, *TUNE, "--table", str(path), "--storage", storage)
+        assert (code, err) == (
+            2, f"cunorm tune: --storage: {storage!r} is also the table of --table; name another file\n"
+        )  # fmt: skip
+        assert not path.exists()
+
+
+def test_a_foreign_page_is_not_replaced_by_a_report(capsys: Any, tmp_path: Path) -> None:
+    folder, arguments = tmp_path / "site", (*TUNE, "--trials", "1", "--table", str(tmp_path / "t.json"))
+    folder.mkdir()
+    (folder / "index.html").write_text("<h1>My site</h1>")
+    code, _, err = run(capsys, *arguments, "--report", str(folder))
+    assert code == 2
+    assert f"--report: {folder / 'index.html'} has other contents than an earlier result; delete it" in err
+    assert (folder / "index.html").read_text() == "<h1>My site</h1>"
+    assert not (tmp_path / "t.json").exists()
+    real = tmp_path / "real.html"
+    (folder / "index.html").unlink()
+    (folder / "index.html").symlink_to(real)
+    for _ in range(2):  # the second one replaces the first one
+        assert run(capsys, *arguments, "--report", str(folder))[0] == 0
+    assert (folder / "index.html").is_symlink()
+    assert "<h1>" in real.read_text()
+
+
 @pytest.mark.parametrize("storage", ["study.journal", "journal:study.journal", "sqlite:///study.db"])
 def test_the_second_command_on_a_storage_takes_results_from_it(
     storage: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -328,7 +372,7 @@ def test_a_decoded_password_is_not_printed(capsys: Any, monkeypatch: pytest.Monk
     def gone(*_: Any) -> None:
         raise StorageInternalError("no connection for 'bob' with 'hun%ter@2'\nmore")
 
-    monkeypatch.setattr(command, "storage_of", lambda url: None)
+    monkeypatch.setattr(command, "storage_of", lambda url, resumed: None)
     monkeypatch.setattr(command, "tune", gone)
     url = "postgresql://bob:hun%25ter%402@host/x"
     code, _, err = run(capsys, *TUNE, "--table", str(tmp_path / "t.json"), "--storage", url)
@@ -535,6 +579,27 @@ def test_show_without_tables_lists_the_paths_it_read(capsys: Any) -> None:
     assert out.startswith("device     NVIDIA B200\n\nno tiling table; looked for\n")
     assert "`cunorm tune` writes one" in out
     assert json.loads(run(capsys, "show", "--json", "--device", "B200")[1])["tables"] == []
+
+
+def test_an_unreadable_table_is_reported(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "tiles.json"
+    path.write_text("{")
+    monkeypatch.setattr("cunorm.tiling.choose_tile.user_table", lambda device: path)
+    monkeypatch.setattr("cunorm.tiling.choose_tile._shipped", lambda *_: ())
+    sentence = f"{path}: not JSON, or cut short"
+    with pytest.warns(cunorm.TableWarning, match="not JSON"):
+        code, out, _ = run(capsys, "show", "--device", "B200")
+    assert code == 0
+    assert sentence in out and "the table is not used: delete it" in out
+    assert "no tiling table" not in out
+    (said,) = json.loads(run(capsys, "show", "--json", "--device", "B200")[1])["unreadable"]
+    assert said.startswith(sentence)
+    code, _, err = run(capsys, *TUNE)
+    assert code == 2
+    assert sentence in err and err.endswith("; delete it, or name another file with --table\n")
+    out = run(capsys, "doctor")[1]
+    assert "tiling table" in out
+    assert f"rm {path}" in out
 
 
 def test_entries_that_differ_in_an_option_alone_are_told_apart(capsys: Any, tmp_path: Path) -> None:

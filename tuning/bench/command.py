@@ -33,7 +33,7 @@ from .ahead import prepared_in_turn
 from .bench import ROUNDS, bench_problem
 from .clock import BenchClock, GpuClock, RehearsalClock
 from .peers import PEERS
-from .result import MEASURED, REHEARSED, DeviceLostError, Outcome, document, text
+from .result import MEASURED, REHEARSED, DeviceLostError, Outcome, document, is_document, text
 
 OK, WRONG, USAGE, NO_GPU, INTERRUPTED = 0, 1, 2, 3, 130
 WORKLOAD, DTYPE = "quick", "bfloat16"  # defaults
@@ -186,7 +186,7 @@ def run(asked: argparse.Namespace, clock: BenchClock | None = None) -> int:
         problems, peers, rounds = _wanted(asked), _peers(asked.peers), _rounds(asked)
         if asked.rehearse and asked.plot is not None:
             raise ValueError("--plot: a rehearsal has no times to draw; leave out --rehearse on a machine with a GPU")
-        to_json = file_to_write("--json", asked.json)
+        to_json = file_to_write("--json", asked.json, ours=is_document)
         to_plot = file_to_write("--plot", asked.plot, PLOT_SUFFIXES)
         if to_plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot: matplotlib is missing; type: pip install 'cunorm[tune]'")

@@ -6,6 +6,7 @@ Only times that come from a GPU are printed.
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -148,6 +149,15 @@ def document(
             for result in results
         ],
     }
+
+
+def is_document(text: str) -> bool:
+    """Whether a text is a document of this or of another version."""
+    try:
+        found = json.loads(text)
+    except (RecursionError, ValueError):
+        return False
+    return isinstance(found, dict) and str(found.get("schema")).startswith(SCHEMA.partition("/")[0] + "/")
 
 
 def refusal(found: Document) -> str | None:

@@ -39,6 +39,8 @@ SOURCES = {
         "The clock did not time a GPU: the numbers show that the tuner works, but say nothing about kernel speed.",
     ),
 }
+#: The element by which a page is known.
+GENERATOR = '<meta name="generator" content="cunorm tune">'
 CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 1rem auto; padding: 0 1rem; }
 h1, h2 { line-height: 1.2; } h2 { border-top: 1px solid #ddd; padding-top: 1rem; font-size: 1.2rem; }
@@ -51,6 +53,11 @@ img { max-width: 100%; height: auto; } .figures { display: flex; flex-wrap: wrap
 table { border-collapse: collapse; } td, th { padding: .1rem .7rem; text-align: left; border-bottom: 1px solid #eee; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 """
+
+
+def page_of(folder: Path) -> Path:
+    """The page of a folder. Of a symbolic link it is the target, so that the link is kept."""
+    return (folder / "index.html").resolve()
 
 
 def write(results: Sequence[TuningResult], folder: Path, *, title: str) -> Path:
@@ -69,7 +76,7 @@ def write(results: Sequence[TuningResult], folder: Path, *, title: str) -> Path:
         The page ``index.html`` in the folder. An existing page is replaced as a whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
+    path = page_of(folder)
     write_whole(path, "".join(f"{line}\n" for line in _page(results, title)))
     return path
 
@@ -108,6 +115,7 @@ def _joined(values: Iterable[str]) -> str:
 
 def _page(results: Sequence[TuningResult], title: str) -> Iterable[str]:
     yield f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{_e(title)}</title>'
+    yield GENERATOR
     yield f'<meta name="viewport" content="width=device-width"><style>{CSS}</style></head><body>'
     yield f"<h1>{_e(title)}</h1>"
     ordered = _sorted(results)

@@ -21,18 +21,20 @@ from cunorm.core import cache_folder
 StorageError = optuna.exceptions.OptunaError
 PAUSES = (0.2, 0.5, 1.0)  # pauses between attempts to open a database, in seconds
 HEAD = b'{"op_code"'  # first bytes of a journal
-DAMAGED = "damaged, a line is not a record of an Optuna journal; name another file"
+DAMAGED = "damaged, a line is not a record of an Optuna journal"
 SHORTEST_SECRET = 3  # minimum length of a secret that is removed from messages: a shorter one matches in any text
 GRACE_SECONDS = 10  # age after which the lock of a journal counts as abandoned
 
 
-def storage_of(url: str | None) -> BaseStorage | None:
+def storage_of(url: str | None, *, resumed: bool = False) -> BaseStorage | None:
     """Open the storage of studies that a URL names.
 
     Parameters
     ----------
     url : str or None
         The URL of a database, or the path of a journal file with or without the prefix ``journal:``. None: in memory.
+    resumed : bool
+        Whether --resume has selected it, not --storage; for messages.
 
     Returns
     -------
@@ -57,7 +59,10 @@ def storage_of(url: str | None) -> BaseStorage | None:
         made.get_all_studies()
     except Exception as error:  # database drivers raise exceptions of many types
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"--storage: {shown(url)!r}: cannot be opened: {without_secrets(said, url)}") from None
+        sentence = f"{shown(url)!r}: cannot be opened: {without_secrets(said, url)}"
+        if resumed:
+            raise ValueError(f"--resume: the journal {sentence}; leave out --resume to start anew") from None
+        raise ValueError(f"--storage: {sentence}{'; name another file' if said == DAMAGED else ''}") from None
     return made
 
 

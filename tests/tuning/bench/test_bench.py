@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -550,6 +551,28 @@ def test_a_clock_of_the_cpu_executor_is_never_measured(tmp_path: Path) -> None:
 def test_wrong_arguments(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", *given]) == 2
     assert f"cunorm bench: {sentence}" in capsys.readouterr().err
+
+
+REHEARSAL = ("bench", "layer_norm", "--shape", "6,40", "--rehearse", "--peers", "", "--quiet", "--json")
+
+
+def test_the_json_file_replaces_only_an_earlier_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, source, link = tmp_path / "pipe", tmp_path / "train.py", tmp_path / "link.json"
+    os.mkfifo(pipe)
+    source.write_text("import torch\n")
+    link.symlink_to("target.json")
+    assert cli.main([*REHEARSAL, str(pipe)]) == 2
+    assert f"--json: {pipe}: not a regular file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    for text in ("import torch\n", "{}", '{"schema": "cunorm-tiling/3"}', "[]"):
+        source.write_text(text)
+        assert cli.main([*REHEARSAL, str(source)]) == 2
+        assert f"--json: {source} has other contents than an earlier result; delete it" in capsys.readouterr().err
+        assert source.read_text() == text
+    for _ in range(2):  # the second one replaces the first one
+        assert cli.main([*REHEARSAL, str(link)]) == 0
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "target.json").read_text())["schema"] == report.SCHEMA
 
 
 def test_without_a_gpu_the_message_names_rehearse(
