@@ -108,12 +108,11 @@ def through_plan(rows: int, tile: dict[str, Any] | None) -> tuple[Callable[[], N
         tile=tile,
     )
     assert plan.tile is not None
-    fields = ", ".join(f"{name}={value}" for name, value in plan.tile.fields)
 
     def call() -> None:
         plan(x, gamma, beta, out=out)
 
-    return call, out[0], f"layer_norm, {plan.tile.strategy} ({fields})"
+    return call, out[0], f"layer_norm, {plan.tile.text}"
 
 
 def directly(rows: int) -> tuple[Callable[[], None], np.ndarray, str]:

@@ -141,7 +141,7 @@ def varied(problem: Problem, draw: random.Random) -> Problem:
     if chance < WIDE:
         alike: Problem = next(one for _, one in problems("float32") if key_of(one) == key_of(problem))
         return alike
-    if chance < WIDE + ACTIVATED and problem.op.startswith("group_norm"):
+    if chance < WIDE + ACTIVATED and problem.spec.activations:
         return replace(problem, activation="silu", beta_dtype=problem.beta_dtype or problem.gamma_dtype)
     if chance < WIDE + ADDED and problem.spec.extras:
         return problem.with_extras()

@@ -65,7 +65,7 @@ def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
             few = draw.random() < 0.5  # long rows, for which the best strategy varies
             rows, length = (size(1, 600), size(1 << 11, 1 << 18)) if few else (size(1, 1 << 18), size(2, 1 << 17))
             sizes = laid_out("NCHW", rows, length, 1, 1)
-        elif op.startswith("group_norm"):
+        elif "num_groups" in spec.takes:
             groups = draw.choice((1, 2, 4, 8, 16, 32, 32, 64))
             sizes = laid_out(layout, size(1, 256), groups * size(1, 128), size(1, 1 << 17), groups)
         else:
@@ -79,7 +79,7 @@ def drawn(op: str, number: int, seed: int) -> Iterator[Case]:
             made = replace(made, outputs=draw.choice((made.outputs, made.outputs, ("dx",), made.outputs[1:])))
         if spec.extras and added.random() < 0.25:
             made = made.with_extras()
-        if op.startswith("group_norm") and draw.random() < 0.25:
+        if spec.activations and draw.random() < 0.25:
             beta = made.beta_dtype or made.gamma_dtype
             made = replace(made, activation="silu", beta_dtype=beta)
         yield made.canonical(), draw.choice([*KNOWN])

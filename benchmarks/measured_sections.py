@@ -8,6 +8,7 @@ from typing import Any
 from cunorm.tuning.bench.result import geometric_mean, own_of
 
 from benchmarks.speed_summary import ratios_of
+from cunorm.ops.registry import OPS
 
 #: A prediction of the cost model agrees if it differs from the measured time by at most this share. A choice is near
 #: the fastest of its problem if it takes at most this factor of its time.
@@ -85,7 +86,9 @@ def goals_section(device: str, documents: Sequence[Mapping[str, Any]], host: Map
     """The goals beside what was measured on one device, and why the large backwards that miss theirs do."""
     rows = [*_rows(documents)]
     shares = {name: share for name, _, _, _, share, _ in rows}
-    large = sorted((row for row in rows if "backward" in row[1] and row[3] > LARGE), key=lambda row: row[4])
+    large = sorted(
+        (row for row in rows if OPS[row[1].partition(" ")[0]].is_backward and row[3] > LARGE), key=lambda row: row[4]
+    )
     good = sum(row[4] >= LARGE_SHARE for row in large)
     lines = [f"## Goals, {device}\n", "| goal | measured | |", "|---|---|---|"]
 

@@ -11,7 +11,6 @@ from cunorm.tuning.bench.result import DEFAULT, TABLE, cold, complete, fraction,
 from benchmarks.speed_summary import device_of, packaged, problem_of, ratios_of, table, workload_of
 from cunorm.core.devices import Device
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
 from cunorm.tiling import costmodel
 
@@ -107,21 +106,16 @@ def _missing(document: Mapping[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys(one["name"] for one in ones) if name not in ran]
 
 
-def _text(tile: Tile) -> str:
-    """A tile as a result names it."""
-    return f"{tile.strategy} ({', '.join(f'{name}={value}' for name, value in tile.fields)})"
-
-
 @functools.cache
 def _chosen(problem: Problem, device: Device) -> set[str]:
     """The tile that the cost model chooses for a problem."""
-    return {_text(costmodel.choose(problem, OPS[problem.op].strategies.values(), device).tile)}
+    return {costmodel.choose(problem, OPS[problem.op].strategies.values(), device).tile.text}
 
 
 @functools.cache
 def _packaged(problem: Problem, device: Device) -> set[str]:
     """The tiles that the package's table has for a problem. The user's tables are not read."""
-    return {_text(entry.tile) for entry in packaged(problem, device)}
+    return {entry.tile.text for entry in packaged(problem, device)}
 
 
 def _up_to_date(document: Mapping[str, Any]) -> Iterator[str]:

@@ -233,7 +233,8 @@ def test_no_small_file_is_imported_by_one_file_only() -> None:
                 for imported in {source, *(f"{source}.{alias.name}" for alias in node.names)} & {*modules}:
                     users[imported].add(name)
     small = {name for name, path in modules.items() if len(path.read_text().splitlines()) < CRUMB}
-    whole = {name for name, path in modules.items() if path.stem in ("__init__", "__main__") or "test_" in path.stem}
+    stems = ("__init__", "__main__", "oracle")  # `oracle_of` imports an oracle by its name
+    whole = {name for name, path in modules.items() if path.stem in stems or "test_" in path.stem}
     assert {name: users[name] for name in small - whole if len(users[name]) == 1} == {}
     assert len(users["cunorm.core.errors"]) > 10
 
@@ -388,10 +389,16 @@ def op_questions(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(path.relative_to(ROOT).as_posix() for room in (PACKAGE, ROOT / "tuning") for path in room.rglob("*.py")),
+#: The one compares with other libraries' functions, which it calls by op; the limits of the other differ by family.
+BY_OP = {"benchmarks/accuracy_others.py", "benchmarks/byte_floor.py"}
+CODE = sorted(
+    path.relative_to(ROOT).as_posix()
+    for room in (PACKAGE, ROOT / "tuning", ROOT / "benchmarks")
+    for path in room.rglob("*.py")
 )
+
+
+@pytest.mark.parametrize("path", [path for path in CODE if path not in BY_OP])
 def test_code_does_not_test_the_name_of_an_op(path: str) -> None:
     assert op_questions((ROOT / path).read_text()) == []
 
@@ -409,3 +416,50 @@ def test_tests_of_the_name_of_an_op_are_found() -> None:
     assert [bool(op_questions(one)) for one in asking] == [True] * len(asking)
     assert op_questions("match op:\n    case 'group_norm':\n        pass") == ["'group_norm'"]
     assert op_questions('{"group_norm": forward}[op]; axis == "group"; "dy" in spec.inputs') == []
+
+
+def attributes(node: ast.ClassDef) -> tuple[set[str], set[str], set[str]]:
+    """The attributes of a class: those that it documents, its public fields, and all others that it defines."""
+    _, _, section = (ast.get_docstring(node) or "").partition("Attributes\n----------\n")
+    section = re.split(r"\n\n\w+\n-+\n", section)[0]
+    heads = [line.split(" : ")[0] for line in section.splitlines() if line and not line[0].isspace()]
+    fields = {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    inside = [one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)]
+    others = {one.attr for one in inside if ast.unparse(one.value) == "self"}
+    others |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+    return {name.strip() for head in heads for name in head.split(",")}, fields, others
+
+
+@pytest.mark.parametrize("path", CODE)
+def test_documented_attributes_are_those_of_the_class(path: str) -> None:
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.ClassDef) and "Attributes\n-" in (ast.get_docstring(node) or ""):
+            documented, fields, others = attributes(node)
+            assert {name for name in fields if not name.startswith("_")} <= documented, node.name
+            assert node.bases or documented <= fields | others, node.name
+
+
+def test_undocumented_attributes_are_found() -> None:
+    text = '''class A:
+    """Facts.
+
+    Attributes
+    ----------
+    first, second : int
+    third : str
+        Words.
+
+    Examples
+    --------
+    words : none
+    """
+
+    first: int
+    fourth: int
+
+    def second(self):
+        return self.fifth
+'''
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.ClassDef)
+    assert attributes(node) == ({"first", "second", "third"}, {"first", "fourth"}, {"second", "fifth"})

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Tile
 from cunorm.tiling.table import SOURCES, Entry
 from cunorm.tiling.table import WORDS as STORED
 
@@ -16,11 +15,6 @@ from .tuner import Events, Options
 
 #: By source of the times.
 WORDS = {**STORED, "rehearsed": "rehearsed, not timed on a GPU"}
-
-
-def tile_text(tile: Tile) -> str:
-    """A tile as text for messages."""
-    return f"{tile.strategy} ({', '.join(f'{name}={value}' for name, value in tile.fields)})"
 
 
 class Progress(Events):
@@ -65,9 +59,9 @@ class Progress(Events):
     def tried(self, space: Space, trial: Trial) -> None:
         """A tile was tried."""
         if trial.failure in ("wrong", "fault"):
-            self._say(f"WRONG RESULT  {tile_text(trial.tile)}: {trial.sentence}", loud=True)
+            self._say(f"WRONG RESULT  {trial.tile.text}: {trial.sentence}", loud=True)
         elif trial.failure is not None:
-            self._say(f"{trial.failure:8}  {tile_text(trial.tile)}: {trial.sentence.splitlines()[0]}")
+            self._say(f"{trial.failure:8}  {trial.tile.text}: {trial.sentence.splitlines()[0]}")
         if trial.seconds is not None:
             best = min(trial.seconds, self._best.get(space.problem, trial.seconds))
             self._best[space.problem] = best
@@ -92,14 +86,14 @@ class Progress(Events):
             self._say(f"{problem.describe()}: another process is tuning it; it is retried later")
         elif entry is not None:
             self._ended += 1
-            self._say(f"{problem.describe()}: already tuned in this storage, {tile_text(entry.tile)}")
+            self._say(f"{problem.describe()}: already tuned in this storage, {entry.tile.text}")
 
     def _line(self, result: TuningResult) -> str:
         name = result.space.problem.describe()
         if result.winner is None:
             return f"{name}\n  not tuned: {result.sentence}"
         chosen, default = result.timings[result.winner], result.timings.get(result.space.default)
-        text = f"{name}\n  {tile_text(result.winner)}  {chosen.seconds * 1e6:.1f} us {WORDS[result.source]}"
+        text = f"{name}\n  {result.winner.text}  {chosen.seconds * 1e6:.1f} us {WORDS[result.source]}"
         if result.winner == result.space.default:
             text += "; the default"
         elif default is not None:

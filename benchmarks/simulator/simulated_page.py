@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulator import goals
+from cunorm.ops.registry import OPS
 from docs.drawings.themes import in_both, save
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,7 +157,7 @@ def peers_section(peers: Mapping[str, Any]) -> list[str]:
 
 def problem_of(row: Mapping[str, Any]) -> str:
     """The name of a row of the comparison."""
-    layout = "" if row["op"].startswith("layer_norm") else f" {row['layout']}"
+    layout = "" if "normalized_shape" in OPS[row["op"]].takes else f" {row['layout']}"
     groups = f", {row['groups']} groups" if row["groups"] else ""
     return f"{row['op']}{layout} {_shape(row)}{groups}"
 

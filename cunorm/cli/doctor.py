@@ -174,12 +174,13 @@ WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy")
 #: Modules that `cunorm demo` and `cunorm tune` import, with the distribution of each.
 DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "tqdm": "tqdm"}
 TUNE = {"optuna": "optuna", "matplotlib": "matplotlib", "tqdm": "tqdm"}
-EXTRAS = {"demo": DEMO, "tune": TUNE, "torch": {"torch": "torch"}}
+EXTRAS = {"demo": DEMO, "tune": TUNE, "torch": {"torch": "torch"}, "mpi": {"mpi4py": "mpi4py"}}
 #: Group of findings -> extra, and what needs its modules.
 OPTIONAL = {
     "Demo": ("demo", "`cunorm demo`"),
     "Tuner": ("tune", "`cunorm tune`"),
     "PyTorch": ("torch", "`cunorm.torch`"),
+    "MPI": ("mpi", "`cunorm.distributed.MpiEngine`"),
 }
 TOLERANCE = 1e-4
 CACHE = 'export CUNORM_CACHE_DIR="$(mktemp -d)"'

@@ -5,6 +5,7 @@ An op is known as soon as its spec is in `OPS`. Packages that `ops` builds on fi
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,6 +118,16 @@ class Exact(NamedTuple):
 
 #: (problem, its inputs in memory order, the scalar arguments of the call) -> the exact values of its results.
 Oracle = Callable[["Problem", Mapping[str, Any], Mapping[str, float]], Iterable[Exact]]
+
+
+def oracle_of(package: str) -> Oracle:
+    """The oracle in ``oracle.py`` of a package. Its first call imports it, because no call of a norm needs it."""
+
+    def oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
+        found: Iterable[Exact] = importlib.import_module(f"{package}.oracle").expected(problem, given, numbers)
+        return found
+
+    return oracle
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -105,6 +105,12 @@ class Tile:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tile) and (self.strategy, self.fields) == (other.strategy, other.fields)
 
+    @property
+    def text(self) -> str:
+        """The tile as text for users and results."""
+        fields = ", ".join(f"{name}={value}" for name, value in self.fields)
+        return f"{self.strategy} ({fields})" if fields else self.strategy
+
     def __repr__(self) -> str:
         return f"Tile({self.strategy!r}{''.join(f', {name}={value!r}' for name, value in self.fields)})"
 

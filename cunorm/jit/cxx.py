@@ -142,9 +142,9 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
     """Return compiler options for fast code whose results are bitwise equal for every compiler and build.
 
     The plain build of a kernel has ``-O1``, or ``-Og`` and two optimisations for g++: most builds are used for a few
-    small calls, and compiling takes longer than these. g++ compiles in half the time of ``-O2`` with ``-O1``, and in a
-    third with ``-Og``. The two, scalar replacement of aggregates and inlining of functions that are called once, cost
-    no time to compile; with them a kernel runs about as fast as with ``-O1``.
+    small calls, and compiling takes longer than these. g++ compiles fastest with ``-Og``. The two, scalar replacement
+    of aggregates and inlining of functions that are called once, cost hardly any time to compile, and kernels run
+    faster with them.
 
     The runtime of the plain and of the checked build has ``-O2`` and no hooks, because it is compiled once and used by
     every kernel. That of the sanitised build has the kernel's options.
@@ -159,8 +159,8 @@ def flags(compiler: Compiler, build: str = "plain", *, runtime: bool = False) ->
     these calls check alignment too. clang splits structs and has its sanitiser of alignment. zig adds sanitisers to
     ``-Og``.
 
-    The sanitised build is not optimised. It compiles in half the time, and no undefined behaviour is optimised away
-    before it is detected.
+    The sanitised build is not optimised: it compiles sooner, and no undefined behaviour is optimised away before it is
+    detected.
     """
     clang = compiler.name == "zig" or "clang" in compiler.version.lower()
     machine = platform.machine().lower()

@@ -51,6 +51,8 @@ class Plan:
         Bytes of workspace that a call needs; 0 for none.
     names : tuple of str
         The order of the values of `launch`: inputs, results, ``"workspace"``, and numbers such as ``"eps"``.
+    caller, counter : callable or None
+        The functions of a call and of `traffic`. None unless `cunorm.plan` made the plan.
 
     Examples
     --------
@@ -358,9 +360,8 @@ class Plan:
         lines = [self.problem.describe(), f"device     {where}{self.place.device.name}"]
         if self.strategy is None or self.tile is None:
             return "\n".join([*lines, f"strategy   none: {self.reason}"])
-        fields = ", ".join(f"{name}={value}" for name, value in self.tile.fields)
         lines += [
-            f"strategy   {self.strategy.name} ({fields})",
+            f"strategy   {self.tile.text}",
             f"chosen by  {self.reason}",
             f"workspace  {self.workspace_nbytes} bytes",
             f"kernels    {self._specialised.state}",

@@ -289,8 +289,6 @@ def measure(plan: Plan) -> Traffic:
     problem, device = plan.problem, plan.place.device
     if plan.strategy is None or plan.tile is None:
         return Traffic(problem, device, f"nothing to launch: {plan.reason}", 0, (), Reuse(0, 0, ()))
-    tile = ", ".join(f"{name}={value}" for name, value in plan.tile.fields)
     sample = sample_of(problem, plan.strategy, plan.tile, device)
     launches, reuse = _counted(plan) if sample is None else _sampled(plan, sample)
-    choice = f"{plan.strategy.name} ({tile})"
-    return Traffic(problem, device, choice, floor_bytes(problem), tuple(launches), reuse, sample)
+    return Traffic(problem, device, plan.tile.text, floor_bytes(problem), tuple(launches), reuse, sample)

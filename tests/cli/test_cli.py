@@ -26,7 +26,18 @@ from cunorm.gate import gate
 from cunorm.jit import cxx, nvrtc
 from cunorm.jit.nvrtc import Nvrtc, Usage
 
-GROUPS = ["Packages", "GPU executor", "CPU executor", "Cache folders", "Settings", "Demo", "Tuner", "PyTorch", "Check"]
+GROUPS = [
+    "Packages",
+    "GPU executor",
+    "CPU executor",
+    "Cache folders",
+    "Settings",
+    "Demo",
+    "Tuner",
+    "PyTorch",
+    "MPI",
+    "Check",
+]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -490,3 +501,13 @@ def test_doctor_kernels_needs_no_cupy(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert "pip install --no-deps --target" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    """Each name that doctor reports as missing is installed by the command that it prints."""
+    required = importlib.metadata.requires("cunorm") or []
+    for extra, modules in doctor.EXTRAS.items():
+        mine = [one for one in required if re.search(rf"extra == ['\"]{extra}['\"]", one)]
+        names = {found[0] for one in mine if (found := re.match(r"[\w.-]+", one)) is not None}
+        assert set(modules.values()) == names, extra
+    assert {extra for extra, _ in doctor.OPTIONAL.values()} == set(doctor.EXTRAS)

@@ -5,6 +5,7 @@ The tests at the end need a GPU (``--gpu``).
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 from collections.abc import Callable
@@ -239,9 +240,15 @@ def test_a_plan_takes_a_required_number_by_position_or_name(later: Any, driver: 
 
 
 def test_both_executors_have_the_same_functions() -> None:
-    for name in ("limits", "compile", "launch", "synchronise", "fill", "Kernel"):
-        assert callable(getattr(gpu, name))
-        assert callable(getattr(executor, name))
+    """Plans and the tuner call these on either of them."""
+    assert isinstance(gpu.Kernel, type) and isinstance(executor.Kernel, type)
+    for name in ("limits", "build", "load", "loaded", "fill", "synchronise"):
+        assert inspect.signature(getattr(gpu, name)).parameters.keys() == (
+            inspect.signature(getattr(executor, name)).parameters.keys()
+        ), name
+    for name, count in (("compile", 3), ("launch", 5), ("run", 2)):  # the arguments that both have; others have names
+        of_gpu, of_cpu = ([*inspect.signature(getattr(one, name)).parameters][:count] for one in (gpu, executor))
+        assert of_gpu == of_cpu, name
 
 
 def test_kernels_are_compiled_once_per_text_and_device(driver: Driver) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from cunorm.tuning.measure.errors import Failed, Lost, Stopped
-from cunorm.tuning.measure.race import GAIN
 from cunorm.tuning.measure.result import MORE, Budget, TuningResult
 from cunorm.tuning.problem_tuner import Measuring, Modelling
 from cunorm.tuning.search.space import SWEPT, Space
@@ -149,7 +148,6 @@ def test_an_entry_records_the_text_that_was_measured() -> None:
 @pytest.mark.parametrize(("gain", "stored"), [(1.005, False), (1.014, False), (1.03, True), (1.2, True)])
 def test_a_gain_below_two_per_cent_keeps_the_default(gain: float, stored: bool) -> None:
     """If no tile is 2 % faster, the default is stored and marked as such. The mark prevents useless tuning again."""
-    assert GAIN == 1.02
     space = space_of(SMALL)
     other = space.tiles[5]
     result = measured(space, FakeWorker(times_of(space) | {other: 10 / gain}, noise=0.001))

@@ -78,10 +78,8 @@ def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Se
     ]
     sizes = [0] * len(plan.array_names)
     call = public_call(problem, sets.arrays(0), tile, into=False)
-    fields = ", ".join(f"{field}={value}" for field, value in plan.tile.fields) if plan.tile is not None else ""
-    strategy = "" if plan.strategy is None else plan.strategy.name
     return _Entrant(
-        Contender(name, sentence=f"{strategy} ({fields}){_kernels(plan)}"),
+        Contender(name, sentence=f"{'' if plan.tile is None else plan.tile.text}{_kernels(plan)}"),
         run=lambda index, keep=workspace: plan.run(values[index], sizes),  # type: ignore[misc]
         call=call,
         results=lambda: {name: flat for name, flat in sets.bytes_of(0).items() if name in problem.outputs},

@@ -70,12 +70,13 @@ class Clock(Protocol):
     def sets(self, nbytes: int, device: Device) -> int:
         """Number of sets of `nbytes` to walk through."""
 
-    def sampler(self, tile: Tile, run: Callable[[int], None], sets: int) -> Callable[[], float]:
+    def sampler(self, tile: Tile | None, run: Callable[[int], None], sets: int) -> Callable[[], float]:
         """A function that takes one sample, in seconds per launch.
 
         Parameters
         ----------
-        tile : Tile
+        tile : Tile or None
+            Only clocks of tests read it: a sample depends on what ``run`` launches.
         run : callable
             Launches all kernels of the plan on one of the sets.
         sets : int

@@ -15,10 +15,10 @@ from cunorm.jit.sources import Text
 from cunorm.tiling.table import MEASURED, MODEL, SIMULATED, Entry
 from cunorm.traffic.sampling import floor_bytes
 
-from ..search.space import SWEPT, Space
+from ..search.space import PRIOR, SWEPT, Space
 from .race import Timing
 
-MORE = 116  # trials in a space that is not tried completely: the cost model's best 20, then 96 more
+MORE = PRIOR + 96  # trials in a space that is not tried completely
 SIMULATED_TRIALS = 12  # trials of the simulator, which takes seconds or minutes for one, without --trials and --seconds
 
 
@@ -91,6 +91,8 @@ class TuningResult:
         Times of the finalists and the default.
     trials : list of Trial
         In the order in which the outcomes were known.
+    sentence : str
+        Why there is no winner; empty if there is one.
     interrupted : bool
     instead : str
         If the table keeps an entry with better evidence instead of this one, the source of that entry.

@@ -50,32 +50,32 @@ def _kind(error: Exception) -> str:
     return "launch"
 
 
-def _answer(stand: Session, request: tuple[Any, ...], begin: Callable[[int], None]) -> Any:
+def _answer(session: Session, request: tuple[Any, ...], begin: Callable[[int], None]) -> Any:
     what, *arguments = request
     if what == "open":
-        return stand.open(*arguments)
+        return session.open(*arguments)
     if what == "compile":
-        return stand.compile(*arguments)
+        return session.compile(*arguments)
     if what == "warm":
         text, code, entry = arguments
-        place = executor(stand.spec.kind)
+        place = executor(session.spec.kind)
         (place.build if text == "specialised" else place.compile)(code, entry)
         return None
     if what == "verify":
-        return stand.verify(*arguments)
+        return session.verify(*arguments)
     if what == "simulate":
-        return stand.simulate(*arguments)
+        return session.simulate(*arguments)
     if what == "round":
         found = []
-        stand.keep(arguments[0])
+        session.keep(arguments[0])
         for index, tile in enumerate(arguments[0]):
             begin(index)
-            found.append(stand.sample(tile))
+            found.append(session.sample(tile))
         return found
     if what == "facts":
-        clock = stand.clock
-        measures = clock is not None and clock.measures and stand.spec.kind == "gpu"
-        return software(stand.spec.kind), measures, None if clock is None else clock.bandwidth()
+        clock = session.clock
+        measures = clock is not None and clock.measures and session.spec.kind == "gpu"
+        return software(session.spec.kind), measures, None if clock is None else clock.bandwidth()
     raise ValueError(f"request: {what!r}")
 
 
@@ -83,7 +83,7 @@ def serve(connection: Connection) -> None:
     """Answer requests until the parent closes the pipe."""
     specialised.MOST_KERNELS = sys.maxsize  # a tuner loads more kernels than an application does
     spec: Spec = connection.recv()
-    stand = Session(spec)
+    session = Session(spec)
     connection.send(("ready", None))
     while True:
         try:
@@ -95,9 +95,9 @@ def serve(connection: Connection) -> None:
             connection.send(("begin", index))
 
         try:
-            connection.send(("done", _answer(stand, request, begin)))
+            connection.send(("done", _answer(session, request, begin)))
         except Exception as error:  # kernels and drivers raise errors of many types
-            if not stand.sound():
+            if not session.sound():
                 connection.send(("sticky", f"{type(error).__name__}: {error}"))
                 os._exit(1)  # skip clean-up, which would use the broken context
             connection.send(("failed", (_kind(error), f"{type(error).__name__}: {error}")))

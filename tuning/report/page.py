@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cunorm.core.files import write_whole
-from cunorm.core.strategy import Tile
 from cunorm.tiling import costmodel
 
 from ..measure.result import Trial, TuningResult
@@ -86,11 +85,6 @@ def write(results: Sequence[TuningResult], folder: Path, *, title: str) -> Path:
 
 def _us(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{seconds * 1e6:,.{1 if seconds > 1e-4 else 2}f} µs"
-
-
-def _name(tile: Tile) -> str:
-    fields = ", ".join(f"{name}={value}" for name, value in tile.fields)
-    return f"{tile.strategy} ({fields})" if fields else tile.strategy
 
 
 def _sorted(results: Sequence[TuningResult]) -> list[TuningResult]:
@@ -169,7 +163,7 @@ def _contents(results: Sequence[TuningResult], times: str) -> Iterable[str]:
             _us(figures.seconds(result, result.space.default)),
             "" if gain is None else f"{gain:.2f}",
         ]
-        name = "none" if chosen is None else "the default" if chosen == result.space.default else _name(chosen)
+        name = "none" if chosen is None else "the default" if chosen == result.space.default else chosen.text
         yield f'<tr><td class="number">{at}</td><td><a href="#p{at}">{_e(figures.label(result))}</a></td>'
         yield "".join(f'<td class="number">{_e(cell)}</td>' for cell in cells)
         yield f'<td>{_e(name)}</td><td class="number">{len(result.failures) or ""}</td></tr>'
@@ -210,9 +204,9 @@ def _sentences(result: TuningResult, noun: str) -> Iterable[str]:
             spread = f" (quartiles {_us(timing.q25)} and {_us(timing.q75)}, {timing.samples} samples)"
         stays = ", which is the default" if winner == default else ""
         took = _e(_us(figures.seconds(result, winner)))
-        yield f"Winner: <code>{_e(_name(winner))}</code>{stays}, {noun} <b>{took}</b>{_e(spread)}."
+        yield f"Winner: <code>{_e(winner.text)}</code>{stays}, {noun} <b>{took}</b>{_e(spread)}."
     if winner != default:
-        yield f"Default: <code>{_e(_name(default))}</code>, {_e(_us(figures.seconds(result, default)))}."
+        yield f"Default: <code>{_e(default.text)}</code>, {_e(_us(figures.seconds(result, default)))}."
     if gain is not None and winner != default:
         yield f"Gain: <b>{gain:.3f} times</b>."
     yield f"Floor: {_e(_us(figures.floor(result)))}."
@@ -235,7 +229,7 @@ def _failures(result: TuningResult) -> Iterable[str]:
     for kind, trials in kinds.items():
         mark = ' class="wrong"' if kind == "wrong" else ""
         word = "WRONG RESULTS" if kind == "wrong" else f"failed, {_e(kind)}"
-        items = "".join(f"<li{mark}><code>{_e(_name(one.tile))}</code>: {_e(one.sentence)}</li>" for one in trials)
+        items = "".join(f"<li{mark}><code>{_e(one.tile.text)}</code>: {_e(one.sentence)}</li>" for one in trials)
         if kind == "wrong" or len(trials) <= LONG:
             yield f"<p{mark}>{word}: {len(trials)}</p><ul>{items}</ul>"
         else:

@@ -23,12 +23,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cunorm.core.strategy import Tile
 
-from .space import SWEPT
+from .space import PRIOR, SWEPT
 
 #: User attribute of a pruned trial whose tile failed. A pruned trial without it was aborted: its tile may be proposed
 #: again.
 FAILURE = "failure"
-PRIOR = 20  # proposals in the order of the cost model, in spaces larger than `SWEPT`
 LOCAL_SHARE, BEST = 0.5, 3  # share of proposals that are neighbours, and number of best tiles that have neighbours
 STEP = 0.1  # distance per step between adjacent values, relative to the distance 1 of a parameter that differs
 TWO_PARAMETERS = 2.0  # minimum distance of tiles that differ in two parameters

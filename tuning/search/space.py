@@ -17,6 +17,8 @@ from cunorm.tiling.table import key_of
 
 #: Spaces up to this size are tried completely.
 SWEPT = 200
+#: Proposals in the order of the cost model, in larger spaces.
+PRIOR = 20
 #: A tile is unlikely to be the fastest if its predicted time is above this multiple of the best prediction.
 UNLIKELY = 2.0
 

@@ -27,7 +27,7 @@ from benchmarks.simulator.peers import calls
 from benchmarks.simulator.peers.calibration import versions
 from benchmarks.simulator.peers.calls import Call, Session
 from benchmarks.simulator.problems import simulate
-from cunorm.ops.registry import problem_of
+from cunorm.ops.registry import OPS, problem_of
 from cunorm.traffic import sampling
 
 RESULT = Path(__file__).parents[2] / "results" / "simulated_peers.json"
@@ -53,14 +53,14 @@ def problems() -> list[Call]:
 
 def peers_of(op: str) -> tuple[str, ...]:
     """The libraries that have an op."""
-    return ("ATen",) if op.startswith("batch_norm") else ("ATen", "Liger")
+    return ("ATen",) if op in _BATCH_OPS else ("ATen", "Liger")
 
 
 def own(call: Call, gpu: Gpu) -> tuple[dict[str, Any], float, int]:
     """The tile of this library for a problem, the simulated seconds of its call, and its byte floor."""
     options: dict[str, Any] = {}
     shape: tuple[int, ...] = call.shape
-    if call.op.startswith("layer_norm"):
+    if "normalized_shape" in OPS[call.op].takes:
         options["normalized_shape"] = shape[1]
     else:
         N, C, H, W = shape

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.simulator.peers.calls import Call
+from cunorm.ops.registry import OPS
 
 LIGER = (
     "https://github.com/linkedin/Liger-Kernel/blob/ead96b618e5c67bddc6a6e9bcb99bfe6b5ab661c/"
@@ -89,7 +90,7 @@ def _cudnn(op: str, rows: int, columns: int, gigabytes: float, held_out: bool = 
     remark = "the published call had just written dy, of which a part may have been in the L2 cache"
     call = Call("ATen", op, (rows, columns), "bfloat16")
     seconds = _bytes(op, rows, columns) / (gigabytes * 1e9)
-    return Published("H200", call, seconds, "profiler", CUDNN, held_out, remark if "backward" in op else "")
+    return Published("H200", call, seconds, "profiler", CUDNN, held_out, remark if OPS[op].is_backward else "")
 
 
 _PYTHON = "several launches from Python: the host may be slower than the GPU at this size"

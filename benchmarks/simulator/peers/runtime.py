@@ -94,6 +94,8 @@ class Runtime:
         Receives each launch and runs it; receives each fill, which has happened.
     failed : BaseException or None
         What `see` raised.
+    kept : tuple
+        Objects that must live as long as the runtime.
     """
 
     library: ctypes.CDLL

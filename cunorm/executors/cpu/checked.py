@@ -79,11 +79,6 @@ class Moves:
         return self.lane_loaded + self.lane_stored
 
     @property
-    def raw_nbytes(self) -> int:
-        """Bytes of loads and stores that the compiler's hooks counted."""
-        return self.raw_loaded + self.raw_stored
-
-    @property
     def fetched_nbytes(self) -> int:
         """Bytes of the sectors that blocks touch, one count per sector, block and direction."""
         return SECTOR_BYTES * (self.load_fetched + self.store_fetched)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from cunorm.core.arrays import (
     same_place,
     shape_of,
 )
-from cunorm.core.opspec import ArraySpec, Exact, Measure, Number
+from cunorm.core.opspec import ArraySpec, Measure, Number, oracle_of
 from cunorm.core.problem import ITEMSIZE, LAYOUTS, Problem, accumulator, laid_out
 from cunorm.executors.choose import executor
 from cunorm.ops.common.array_specs import BETA, DY, GAMMA, MEAN, RSTD, TENSOR, Y_TYPES, X, Y
@@ -98,9 +97,15 @@ def _saved(mean: Array, invstd: Array, dtype: str, C: int) -> str:
     return found
 
 
-def _problem(op: str, sizes: tuple[str, int, int, int, int], **facts: Any) -> Problem:
-    """Problem with sizes (layout, N, C, HxW, groups), one group per channel. By default it has no gamma and no beta."""
-    return Problem(op=op, **laid_out(*sizes), **{"gamma_dtype": None, "beta_dtype": None, **facts})
+def _problem(op: str, sizes: tuple[str, int, int, int], dtype: str, **facts: Any) -> Problem:
+    """Problem with sizes (layout, N, C, HxW): a group per channel, by default without gamma and beta."""
+    plain = {"gamma_dtype": None, "beta_dtype": None, "stats_dtype": accumulator(dtype)}
+    return Problem(op=op, dtype=dtype, **laid_out(*sizes, max(1, sizes[2])), **{**plain, **facts})
+
+
+def _sizes(asked: Request) -> tuple[str, int, int, int]:
+    """Layout, N, C and HxW of a request."""
+    return asked.data_format, *split_axes(asked.shape, asked.data_format)
 
 
 # ---- stats ----------------------------------------------------------------------------------------------------------
@@ -110,17 +115,12 @@ def _check_stats(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
     (x,) = arrays
     dtype, layout, axes, (N, C, HxW) = _tensor(x)
     sums = accumulator(dtype)
-    problem = _problem(
-        "batch_norm_stats", (layout, N, C, HxW, max(1, C)), dtype=dtype, stats_dtype=sums, outputs=("mean", "invstd")
-    )
+    problem = _problem("batch_norm_stats", (layout, N, C, HxW), dtype, outputs=("mean", "invstd"))
     return Checked(problem, (axes,), (vector("mean", (C,), sums, NAN), vector("invstd", (C,), sums, NAN)))
 
 
 def _request_stats(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    N, C, HxW = split_axes(asked.shape, asked.data_format)
-    sizes = (asked.data_format, N, C, HxW, max(1, C))
-    sums = accumulator(asked.dtype)
-    return _problem("batch_norm_stats", sizes, dtype=asked.dtype, stats_dtype=sums, outputs=("mean", "invstd")), ()
+    return _problem("batch_norm_stats", _sizes(asked), asked.dtype, outputs=("mean", "invstd")), ()
 
 
 # ---- elemt ----------------------------------------------------------------------------------------------------------
@@ -131,35 +131,17 @@ def _check_elemt(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -
     dtype, layout, axes, (N, C, HxW) = _tensor(x)
     stats_dtype = _saved(mean, invstd, dtype, C)
     gamma_dtype, beta_dtype = parameter("gamma", gamma, (C,), dtype), parameter("beta", beta, (C,), dtype)
-    sizes, types = (layout, N, C, HxW, max(1, C)), y_types(options[0], dtype)
-    problem = _problem(
-        "batch_norm_elemt",
-        sizes,
-        dtype=dtype,
-        gamma_dtype=gamma_dtype,
-        beta_dtype=beta_dtype,
-        stats_dtype=stats_dtype,
-        outputs=("y",),
-        others=types,
-    )
+    types = y_types(options[0], dtype)
+    facts = {"gamma_dtype": gamma_dtype, "beta_dtype": beta_dtype, "stats_dtype": stats_dtype}
+    problem = _problem("batch_norm_elemt", (layout, N, C, HxW), dtype, outputs=("y",), others=types, **facts)
     return Checked(problem, (axes, *[(0,)] * 4), (y_of(x, axes, types),))
 
 
 def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    N, C, HxW = split_axes(asked.shape, asked.data_format)
-    gamma, beta = (parameter_named(name, getattr(asked, name), asked.dtype) for name in ("gamma_dtype", "beta_dtype"))
-    sizes = (asked.data_format, N, C, HxW, max(1, C))
-    sums = accumulator(asked.dtype)
-    problem = _problem(
-        "batch_norm_elemt",
-        sizes,
-        dtype=asked.dtype,
-        gamma_dtype=gamma,
-        beta_dtype=beta,
-        stats_dtype=sums,
-        outputs=("y",),
-        others=y_types(asked.y_dtype, asked.dtype),
-    )
+    sizes, types = _sizes(asked), y_types(asked.y_dtype, asked.dtype)
+    names = ("gamma_dtype", "beta_dtype")
+    facts = {name: parameter_named(name, getattr(asked, name), asked.dtype) for name in names}
+    problem = _problem("batch_norm_elemt", sizes, asked.dtype, outputs=("y",), others=types, **facts)
     return problem, (asked.y_dtype,)
 
 
@@ -192,36 +174,21 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
     outputs = chosen(SUMS, wanted)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, dtypes, strict=True))
     # gamma is not read. Its dtype is the dtype of dgamma and dbeta.
-    problem = _problem(
-        "batch_norm_backward_reduce",
-        (layout, N, C, HxW, max(1, C)),
-        dtype=dtype,
-        gamma_dtype=gamma_dtype,
-        stats_dtype=stats_dtype,
-        outputs=outputs,
-        others=others,
-    )
+    facts = {"gamma_dtype": gamma_dtype, "stats_dtype": stats_dtype, "outputs": outputs, "others": others}
+    problem = _problem("batch_norm_backward_reduce", (layout, N, C, HxW), dtype, **facts)
     return Checked(problem, (axes, axes, (0,), (0,), (0,)), results)
 
 
 def _request_reduce(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    N, C, HxW = split_axes(asked.shape, asked.data_format)
+    sizes = _sizes(asked)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
     sums = accumulator(asked.dtype)
     wanted = _wanted_sums(asked.output_mask)
     outputs = chosen(SUMS, wanted)
     plain = (sums, sums, gamma or sums, gamma or sums)
     others = tuple((f"{name}_t", dtype) for name, dtype in zip(SUMS, plain, strict=True))
-    sizes = (asked.data_format, N, C, HxW, max(1, C))
-    problem = _problem(
-        "batch_norm_backward_reduce",
-        sizes,
-        dtype=asked.dtype,
-        gamma_dtype=gamma,
-        stats_dtype=sums,
-        outputs=outputs,
-        others=others,
-    )
+    facts = {"gamma_dtype": gamma, "outputs": outputs, "others": others}
+    problem = _problem("batch_norm_backward_reduce", sizes, asked.dtype, **facts)
     return problem, mask("output_mask", asked.output_mask, FLAGS)
 
 
@@ -243,35 +210,18 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
         if counts.ndim > 1:
             raise ValueError(f"count: shape {counts.shape}, expected a number or an array of shape (world,)")
         others.append(("count_t", count_dtype("count", counts)))
-    problem = _problem(
-        "batch_norm_backward_elemt",
-        (layout, N, C, HxW, max(1, C)),
-        dtype=dtype,
-        gamma_dtype=gamma_dtype,
-        stats_dtype=stats_dtype,
-        outputs=("dx",),
-        others=tuple(others),
-    )
+    facts = {"gamma_dtype": gamma_dtype, "stats_dtype": stats_dtype, "others": tuple(others)}
+    problem = _problem("batch_norm_backward_elemt", (layout, N, C, HxW), dtype, outputs=("dx",), **facts)
     result = OutputSpec("dx", x.shape, x.dtype, axes)
     ranks = tuple(range(counts.ndim)) if counts is not None else ()
     return Checked(problem, (axes, axes, *[(0,)] * 5, ranks), (result,))
 
 
 def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    N, C, HxW = split_axes(asked.shape, asked.data_format)
+    sizes = _sizes(asked)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
-    sums = accumulator(asked.dtype)
-    sizes = (asked.data_format, N, C, HxW, max(1, C))
-    others = (("sum_t", sums),)
-    return _problem(
-        "batch_norm_backward_elemt",
-        sizes,
-        dtype=asked.dtype,
-        gamma_dtype=gamma,
-        stats_dtype=sums,
-        outputs=("dx",),
-        others=others,
-    ), ()
+    facts = {"gamma_dtype": gamma, "others": (("sum_t", accumulator(asked.dtype)),)}
+    return _problem("batch_norm_backward_elemt", sizes, asked.dtype, outputs=("dx",), **facts), ()
 
 
 def _call_backward_elemt(  # noqa: PLR0913  # the public function's arguments
@@ -299,12 +249,6 @@ def _call_backward_elemt(  # noqa: PLR0913  # the public function's arguments
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # imported late: no call needs it
-
-    return oracle.expected(problem, given, numbers)
-
-
 _FAMILY = "batch_norm"
 _SIZES = {"N": "N", "C": "C", "HxW": "HxW"}
 #: Statistics: one element per channel.
@@ -319,7 +263,7 @@ BATCH_NORM_STATS = Op(
     numbers={"eps": Number(1e-5, epsilon)},
     layouts=LAYOUTS,
     channelwise=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=STATS,
     check=_check_stats,
     request=_request_stats,
@@ -336,7 +280,7 @@ BATCH_NORM_ELEMT = Op(
     types=Y_TYPES,
     optional_types=tuple(Y_TYPES),
     channelwise=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=ELEMT,
     check=_check_elemt,
     request=_request_elemt,
@@ -354,7 +298,7 @@ BATCH_NORM_BACKWARD_REDUCE = Op(
     flags=dict(zip(FLAGS, (SUMS[:2], SUMS[2:3], SUMS[3:]), strict=True)),
     types={f"{name}_t": tuple(ITEMSIZE) for name in SUMS},
     channelwise=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=BACKWARD_REDUCE,
     check=_check_reduce,
     request=_request_reduce,
@@ -377,7 +321,7 @@ BATCH_NORM_BACKWARD_ELEMT = Op(
     types={"sum_t": tuple(ITEMSIZE), "count_t": COUNTS},
     optional_types=("count_t",),
     channelwise=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=BACKWARD_ELEMT,
     check=_check_backward_elemt,
     request=_request_backward_elemt,
@@ -485,11 +429,8 @@ def _check_gather(arrays: tuple[Any, ...], _: tuple[Any, ...], out: Any) -> Chec
 
 def _gathered(dtype: str, world: int, C: int, others: tuple[tuple[str, str], ...]) -> Problem:
     """Problem of batch_norm_gather_stats. Absent running statistics are null in its kernel."""
-    sizes = ("NCHW", world, C, 1, max(1, C))
     outputs = ("mean", "invstd", *RUNNING)
-    return _problem(
-        "batch_norm_gather_stats", sizes, dtype=dtype, stats_dtype=accumulator(dtype), outputs=outputs, others=others
-    )
+    return _problem("batch_norm_gather_stats", ("NCHW", world, C, 1), dtype, outputs=outputs, others=others)
 
 
 def _request_gather(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
@@ -545,7 +486,7 @@ BATCH_NORM_GATHER_STATS = Op(
     layouts=LAYOUTS[:1],
     types={"count_t": COUNTS, **{f"{name}_t": tuple(ITEMSIZE) for name in RUNNING}},
     channelwise=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=GATHER_STATS,
     check=_check_gather,
     request=_request_gather,

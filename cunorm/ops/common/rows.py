@@ -54,7 +54,7 @@ class RowsWarp(WarpRows):
     @lazy
     def teams(self) -> int:
         """Teams of the grid."""
-        return owners(self.problem, self.tile, self.teams_of_block * self.merged)
+        return owners(self.problem, self.tile.rows_per_team, self.teams_of_block * self.merged)
 
     @lazy
     def shares_parameters(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from cunorm.core.devices import WARP, Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import Problem
-from cunorm.core.strategy import Arguments, Launch, Tile, Tiling, by_name, ceil_div, refuses_threads
+from cunorm.core.strategy import Arguments, Launch, Tiling, by_name, ceil_div, refuses_threads
 
 from .folds import fold_rows, parameter_launches
 from .limits import RESIDENT_REGISTERS, blocks_for, refuses_registers, round_up
@@ -73,13 +73,13 @@ def from_h(problem: Problem, *launches: Launch) -> tuple[Launch, ...]:
     return tuple(replace(one, arguments=_reading_h(one.arguments)) for one in launches)
 
 
-def owners(problem: Problem, tile: Tile, step: int) -> int:
-    """Number of owners (teams or bands) that take the rows in turn, `tile.rows_per_team` each.
+def owners(problem: Problem, rows_of_each: int, step: int) -> int:
+    """Number of owners (teams or bands) that take the rows or samples in turn, ``rows_of_each`` each.
 
     The number is a multiple of ``step``. If an owner has several rows, and these are misaligned, the number is also
     such that all rows of an owner have the same misalignment.
     """
-    count = round_up(ceil_div(problem.N, tile.rows_per_team), step)
+    count = round_up(ceil_div(problem.N, rows_of_each), step)
     if problem.C % problem.pack and count < problem.N:
         count = round_up(count, math.lcm(step, problem.pack))
     return count
@@ -97,7 +97,7 @@ class Strips(Tiling):
     @lazy
     def bands(self) -> int:
         """Number of bands."""
-        return min(self.problem.N, owners(self.problem, self.tile, 1))
+        return min(self.problem.N, owners(self.problem, self.tile.rows_per_team, 1))
 
     @lazy
     def grid(self) -> int:

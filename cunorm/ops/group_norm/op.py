@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from cunorm.core.arrays import choice, dtype_name, epsilon, integer, mask
-from cunorm.core.opspec import Exact, Number
+from cunorm.core.opspec import Number, oracle_of
 from cunorm.core.problem import ACTIVATIONS, LAYOUTS, Problem, accumulator, laid_out
 from cunorm.ops.common.array_specs import (
     BETA,
@@ -173,12 +173,6 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     return group_problem("group_norm_backward", asked.dtype, *facts, activation=asked.activation), options
 
 
-def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # imported late: no call needs it
-
-    return oracle.expected(problem, given, numbers)
-
-
 _FAMILY = "group_norm"
 _SIZES = {"N": "N", "C": "C", "HxW": "HxW", "group": "group"}
 
@@ -195,7 +189,7 @@ GROUP_NORM = Op(
     types=Y_TYPES,
     optional_types=tuple(Y_TYPES),
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
@@ -213,7 +207,7 @@ GROUP_NORM_BACKWARD = Op(
     activations=ACTIVATIONS,
     flags=FLAGS,
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,

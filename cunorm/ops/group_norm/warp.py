@@ -12,8 +12,9 @@ from cunorm.core.devices import Device
 from cunorm.core.locks import lazy
 from cunorm.core.problem import ITEMSIZE, Problem, accumulator
 from cunorm.core.strategy import Launch, Tile, Tiling, ceil_div
-from cunorm.ops.common.limits import blocks_for, refuses_registers, refuses_shared, round_up
+from cunorm.ops.common.limits import blocks_for, refuses_registers, refuses_shared
 from cunorm.ops.common.register_rows import WarpRows, present
+from cunorm.ops.common.strips import owners
 
 from .one_sweep import Runs
 
@@ -83,15 +84,10 @@ class _WarpRows(_Warp):
     def owners(self) -> int:
         """Teams per group. They take the samples in turn, `tile.samples_per_team` each.
 
-        The teams of all groups make up whole blocks. If a team has several samples, and these are misaligned, the
-        number of teams is also such that all samples of a team have the same misalignment.
+        The teams of all groups make up whole blocks.
         """
-        problem, teams = self.problem, self.rows.teams_of_block
-        step = teams // math.gcd(teams, problem.group)
-        count = round_up(ceil_div(problem.N, self.tile.samples_per_team), step)
-        if problem.C % problem.pack and count < problem.N:
-            count = round_up(count, math.lcm(step, problem.pack))
-        return count
+        teams = self.rows.teams_of_block
+        return owners(self.problem, self.tile.samples_per_team, teams // math.gcd(teams, self.problem.group))
 
     @lazy
     def partial_rows(self) -> int:

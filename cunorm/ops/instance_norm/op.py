@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cunorm.core.arrays import dtype_name, epsilon, mask
-from cunorm.core.opspec import Exact, Number
+from cunorm.core.opspec import Number, oracle_of
 from cunorm.core.problem import LAYOUTS, Problem, accumulator
 from cunorm.ops.common.array_specs import (
     BETA,
@@ -61,12 +60,6 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     return group_problem("instance_norm_backward", asked.dtype, *facts), (asked.output_mask, asked.data_format)
 
 
-def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # imported late: no call needs it
-
-    return oracle.expected(problem, given, numbers)
-
-
 _FAMILY = "instance_norm"
 _SIZES = {"N": "N", "C": "C", "HxW": "HxW"}
 
@@ -83,7 +76,7 @@ INSTANCE_NORM = Op(
     optional_types=tuple(Y_TYPES),
     group_per_channel=True,
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
@@ -101,7 +94,7 @@ INSTANCE_NORM_BACKWARD = Op(
     flags=FLAGS,
     group_per_channel=True,
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,

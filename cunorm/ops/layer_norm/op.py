@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cunorm.core.arrays import dtype_name, epsilon, mask
-from cunorm.core.opspec import Exact, Number
+from cunorm.core.opspec import Number, oracle_of
 from cunorm.core.problem import LAYOUTS, Problem, accumulator
 from cunorm.ops.common.array_specs import (
     BETA,
@@ -148,12 +147,6 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     return problem, (asked.normalized_shape, asked.output_mask)
 
 
-def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # imported late: no call needs it
-
-    return oracle.expected(problem, given, numbers)
-
-
 _FAMILY = "layer_norm"
 _SIZES = {"rows": "N", "length": "C"}
 
@@ -170,7 +163,7 @@ LAYER_NORM = Op(
     types=Y_TYPES,
     optional_types=tuple(Y_TYPES),
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
@@ -188,7 +181,7 @@ LAYER_NORM_BACKWARD = Op(
     layouts=LAYOUTS[:1],
     flags=FLAGS,
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,

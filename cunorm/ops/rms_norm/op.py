@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cunorm.core.arrays import dtype_name, epsilon, mask, number, sized
-from cunorm.core.opspec import Exact, Number
+from cunorm.core.opspec import Number, oracle_of
 from cunorm.core.problem import LAYOUTS, Problem, accumulator
 from cunorm.ops.common.array_specs import (
     DH,
@@ -114,12 +113,6 @@ def _request_backward(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
     return problem, (asked.normalized_shape, given)
 
 
-def _oracle(problem: Problem, given: Mapping[str, Any], numbers: Mapping[str, float]) -> Iterable[Exact]:
-    from . import oracle  # imported late: no call needs it
-
-    return oracle.expected(problem, given, numbers)
-
-
 _FAMILY = "rms_norm"
 _SIZES = {"rows": "N", "length": "C"}
 _GAMMA_OFFSET = Number(0.0, offset)
@@ -137,7 +130,7 @@ RMS_NORM = Op(
     types=Y_TYPES,
     optional_types=tuple(Y_TYPES),
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=FORWARD,
     check=_check_forward,
     request=_request_forward,
@@ -156,7 +149,7 @@ RMS_NORM_BACKWARD = Op(
     layouts=LAYOUTS[:1],
     flags={name: (name,) for name in GRADIENTS},
     holds_parameters=True,
-    oracle=_oracle,
+    oracle=oracle_of(__package__),
     strategies=BACKWARD,
     check=_check_backward,
     request=_request_backward,
