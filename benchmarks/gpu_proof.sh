@@ -29,7 +29,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 parts="1 2" minutes=9 dry="" into="" kernels="" prepare="" device=""
 # The most important workloads come first, because the time may not suffice for all.
-workloads="quick llm llm-rms sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet mlp odd segmentation-bn bn1d video-vae"
+workloads="quick llm llm-rms sd15-unet resnet50-bn sdxl-unet resnet50-gn vision qk-norm convnext mobile-bn vae nnunet nnunet-in mlp odd segmentation-bn bn1d video-vae"
 usage() {
   echo "usage: bash benchmarks/gpu_proof.sh [--part 1|2] [--minutes M] [--workloads \"NAME ...\"] [--results DIR] [--kernels DIR] [--dry-run] | --prepare DIR --device NAME; $1" >&2
   exit 2

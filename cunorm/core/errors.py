@@ -42,7 +42,7 @@ class TableError(ValueError):
 
 
 class TableWarning(UserWarning):
-    """A tiling table or one of its entries is ignored; the call uses the next link of the tile chain."""
+    """A tiling table or one of its entries is ignored; the call takes its tile from elsewhere."""
 
 
 class TraceError(ValueError):

@@ -45,7 +45,7 @@ class Plan:
         None if there is nothing to launch (no elements, or no requested outputs).
     tile : Tile or None
     reason : str
-        The link of the tile chain that chose the tile, and why.
+        Which rule chose the tile, and why.
     launches : tuple of Launch
     workspace_nbytes : int
         Bytes of workspace that a call needs; 0 for none.

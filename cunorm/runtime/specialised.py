@@ -5,7 +5,7 @@ starts at a multiple of 16 bytes (see `cunorm.jit.sources.kernel_text`). It give
 ``CUNORM_SPECIALISE`` selects the policy:
 
 - ``background``: the first calls of a plan run the generic kernels. After `CALLS` of them a thread compiles the
-  specialised ones, and a later call loads them. No call waits for a compiler longer than for the generic kernels. On
+  specialised ones, and a later call loads them. A call waits for a compiler only for the generic kernels. On
   the CPU executor, where compiling takes longer than it saves, this is the same as ``never``.
 - ``always``: the first call compiles them and waits.
 - ``never``: all calls run the generic kernels.

@@ -1,4 +1,4 @@
-// The last kernel of every GroupNorm and LayerNorm backward that stores partial sums in a workspace: dgamma and dbeta.
+// Adds up the rows of partial sums that a GroupNorm or LayerNorm backward stored in a workspace: dgamma and dbeta.
 //
 //   workspace: from pair `from`, [rows, C] pairs (dbeta, dgamma), each row of a part of the batch; from pair `to`,
 //   [slices, C] pairs

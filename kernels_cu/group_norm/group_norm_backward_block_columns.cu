@@ -11,8 +11,8 @@
 //   Shared memory: two rows of one pair per warp and group, for sums. If parameter gradients are wanted: also one pair
 //   per thread and element of a pack.
 //
-// Every byte of dy and x is read once and stays in registers. One barrier precedes dx. The strategy wins for slabs that
-// fit in the registers of a block, if there are at least as many slabs as multiprocessors.
+// Every byte of dy and x is read once and stays in registers. One barrier precedes dx. By the cost model, the strategy
+// wins for slabs that fit in the registers of a block, if there are at least as many slabs as multiprocessors.
 #include "group_norm/backward_columns.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(column_threads))

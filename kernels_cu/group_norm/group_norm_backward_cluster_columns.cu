@@ -15,9 +15,10 @@
 //   read. If parameter gradients are wanted: also one pair per thread and element of a pack, and one pair per block and
 //   channel, which the other blocks write.
 //
-// Every byte of dy and x is read once and stays in registers. At most one barrier of the cluster precedes dx. The
-// strategy wins if there are fewer slabs than multiprocessors, or a slab does not fit in the registers of one block. It
-// also wins if a cluster can hold all samples of a slab: then no second kernel has to add up the parameter gradients.
+// Every byte of dy and x is read once and stays in registers. At most one barrier of the cluster precedes dx. By the
+// cost model, the strategy wins if there are fewer slabs than multiprocessors, or a slab does not fit in the registers
+// of one block. It also wins if a cluster can hold all samples of a slab: then no second kernel has to add up the
+// parameter gradients.
 // Requires sm_90.
 #include "group_norm/backward_columns.cuh"
 

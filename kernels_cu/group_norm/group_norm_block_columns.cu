@@ -8,8 +8,8 @@
 //   Shared memory: two rows of one pair per warp and group, for sums.
 //
 // Every byte of x is read once and stays in registers. The parameters are loaded together with x. Two barriers precede
-// y: one for the means, one for the variances; the staged kernel, which sums each channel, needs about ten. The
-// strategy wins while a slab fits in the registers of one block.
+// y: one for the means, one for the variances; the staged kernel, which sums each channel, needs about ten. By
+// the cost model, the strategy wins while a slab fits in the registers of one block.
 #include "group_norm/forward_columns.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

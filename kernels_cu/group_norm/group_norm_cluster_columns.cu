@@ -9,8 +9,8 @@
 //   read.
 //
 // Every byte of x is read once and stays in registers. Two barriers of the cluster precede y: one for the means, one for
-// the variances. The strategy wins if there are fewer slabs than multiprocessors, or a slab does not fit in the
-// registers of one block. Requires sm_90.
+// the variances. By the cost model, the strategy wins if there are fewer slabs than multiprocessors, or a slab does
+// not fit in the registers of one block. Requires sm_90.
 #include "group_norm/forward_columns.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, blocks_of(512))

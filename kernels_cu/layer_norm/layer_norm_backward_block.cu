@@ -1,11 +1,12 @@
 // LayerNorm backward, strategy `block`: a row is held in the registers of a team, which is a block or an even part of a
 // block. `teams` teams take the rows in turn.
 //
-//   dy, x, dx: (rows, length). mean, rstd: (rows). gamma: (length) or null.
+//   dy, x, dh, dx: (rows, length); dh is null unless Tile::addend. x is h if the forward had a residual.
+//   mean, rstd: (rows). gamma: (length) or null.
 //   dx and the parameter gradients are null if they are not wanted. x is null if only dbeta is wanted.
-//   A block has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of dy and of x. A team keeps
-//   the sums of its columns over all its rows, in float32 (float64 for float64 data): in registers if a thread has few
-//   enough columns, otherwise in shared memory.
+//   A block has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of dy, of x and of dh. A
+//   team keeps the sums of its columns over all its rows, in float32 (float64 for float64 data): in registers if a
+//   thread has few enough columns, otherwise in shared memory.
 //   Sums: pairs (dbeta, dgamma), stored to a workspace [blocks / Tile::cluster, length]. If there is one row, the
 //   kernel writes dgamma and dbeta themselves. Each team of a block has its own rows. At the end the teams of a block
 //   add their sums, then the blocks of a cluster add theirs in rank order. Without that, few rows of data would produce
@@ -14,8 +15,8 @@
 //   Shared memory: two rows of one pair per warp, for the sums of a row; the sums of the columns, if they are wanted
 //   and registers do not hold them, or while teams or blocks add them; gamma, if several teams share it.
 //
-// Every byte of dy and x is read once, before the team writes dx. So dx may be the same array as dy or x. There is one
-// barrier per row, which all teams of the block pass together. The strategy wins from about a thousand elements up to
+// Every byte of dy, x and dh is read once, before the team writes dx. So dx may be the same array as dy or x. There is
+// one barrier per row, which all teams of the block pass together. The strategy wins from about a thousand elements up to
 // the capacity of registers and shared memory. A cluster of more than one block requires sm_90.
 #include "partition/backward_rows.cuh"
 

@@ -16,7 +16,8 @@
 // With as many blocks as slabs, gamma is loaded once. So are the elements of dy and x for which shared memory has room.
 // The others are loaded again from the L2 cache, the latest first. One block owns all rows of a column, so dgamma and
 // dbeta need no partial rows. An element of dx is written by the thread that has read the same elements of dy and x,
-// after all of dy and x have been read. So dx may be the same array as dy or x. The strategy wins for few long rows.
+// after all of dy and x have been read. So dx may be the same array as dy or x. By the cost model, the strategy wins for
+// few long rows.
 // There, blocks that own whole rows would each load all of gamma and store sums of all columns, or would be fewer than
 // the multiprocessors.
 #include "partition/column_sums.cuh"

@@ -12,7 +12,7 @@
 //   parameter_sums                   sums the bands; only if dgamma or dbeta is wanted
 //   layer_norm_backward_split_fold   one block per row: computes A / L and B / L from the row's strips and stores them
 //                                    over the first strip's pair; only if dx is wanted
-//   layer_norm_backward_split_input  reads dy, x and those values, writes dx; only if dx is wanted
+//   layer_norm_backward_split_input  reads dy, x, dh and those values, writes dx; only if dx is wanted
 #include "partition/backward_strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(256))

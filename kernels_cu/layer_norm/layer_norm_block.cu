@@ -5,11 +5,11 @@
 //   mean, rstd: (rows).
 //   A block has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs. A row has at most as many
 //   elements as the threads of a team hold.
-//   Grid: `teams` teams take the rows in turn. A team writes y, mean and rstd of its rows.
+//   Grid: `teams` teams take the rows in turn. A team writes y, mean, rstd and h of its rows.
 //   Shared memory: two rows of one pair per warp, for sums; gamma and beta, if several teams share them.
 //
-// Every byte of x is read once. There are two barriers per row, which all teams of the block pass together. The
-// strategy wins from about two thousand elements up to the capacity of registers. One team and one row per block win in
+// Every byte of x and residual is read once. There are two barriers per row, which all teams of the block pass together.
+// The strategy wins from about two thousand elements up to the capacity of registers. One team and one row per block win in
 // most cases: no team waits for another one, and while one block stores, the next one loads. Each block then loads gamma
 // and beta, mostly from the L1 cache.
 #include "partition/forward_rows.cuh"

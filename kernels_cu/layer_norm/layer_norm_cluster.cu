@@ -6,13 +6,14 @@
 //   A cluster has Tile::teams_per_block teams. A thread holds Tile::packs_per_thread packs of its team's row. Several
 //   teams require length to be a multiple of pack_size: then all rows have the same alignment, and the teams' slices
 //   have the same columns.
-//   Grid: `teams` teams take the rows in turn, Tile::teams_per_block teams per cluster. A block writes y of its slices.
-//   The first block of the cluster writes mean and rstd.
+//   Grid: `teams` teams take the rows in turn, Tile::teams_per_block teams per cluster. A block writes y and h of its
+//   parts. The first block of the cluster writes mean and rstd.
 //   Shared memory: two rows of one pair per warp, and two pairs per team that the cluster reads, for sums; gamma and
 //   beta of the slice, if several teams share them.
 //
-// Every byte of x is read once. There are two barriers of the block and two of the cluster per row. The strategy wins
-// from about 16 thousand to 128 thousand elements. It also wins if few rows would leave blocks idle. Requires sm_90.
+// Every byte of x and residual is read once. There are two barriers of the block and two of the cluster per row. The
+// strategy wins from about 16 thousand to 128 thousand elements. It also wins if few rows would leave blocks idle.
+// Requires sm_90.
 #include "partition/forward_rows.cuh"
 
 extern "C" __global__ void CLUSTER __launch_bounds__(Tile::threads, resident_blocks(Tile::cluster))

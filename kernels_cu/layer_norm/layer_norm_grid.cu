@@ -13,9 +13,9 @@
 //
 // With as many blocks as slabs, gamma and beta are loaded once. So are the elements of x for which shared memory has
 // room. The others are loaded again from the L2 cache, the latest first. An element of y is written by the thread that
-// has read the same element of x, after all of x has been read. So y may be the same array as x. The strategy wins for
-// few long rows. There, blocks that own whole rows would each load all of gamma and beta, or would be fewer than the
-// multiprocessors.
+// has read the same element of x, after all of x has been read. So y may be the same array as x. By the cost model, the
+// strategy wins for few long rows. There, blocks that own whole rows would each load all of gamma and beta, or would be
+// fewer than the multiprocessors.
 #include "common/moments.cuh"
 #include "layer_norm/column_slabs.cuh"
 

@@ -1,5 +1,4 @@
-// LayerNorm forward, strategy `split`, the second sweep: y from the statistics. It is the fallback: it takes any
-// length.
+// LayerNorm forward, strategy `split`: statistics first, y in a second sweep. It is the fallback: it takes any length.
 //
 //   x, y: (rows, length). gamma, beta: (length) or null. mean, rstd: (rows).
 //
@@ -9,7 +8,8 @@
 //   split_moments_fold      mean and rstd of each row
 //   layer_norm_split_apply  reads x, mean and rstd, writes y
 //
-// x is read twice. Without a residual y may be the same array as x (forward_strips.cuh), with one h may be the residual.
+// Without a residual, x is read twice, and y may be the same array as x (forward_strips.cuh). With a residual, x is read
+// once and h twice, and h may be the same array as the residual.
 #include "partition/forward_strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

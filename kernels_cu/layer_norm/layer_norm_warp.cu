@@ -5,10 +5,10 @@
 //   A team has Tile::lanes lanes. A lane holds Tile::packs_per_thread packs. A row has at most lanes * packs *
 //   pack_size elements.
 //   Grid: `teams` teams take the rows in turn. The blocks take the teams in turn, Tile::threads / Tile::lanes teams at
-//   a time. A team writes y, mean and rstd of its rows.
+//   a time. A team writes y, mean, rstd and h of its rows.
 //   Shared memory: gamma and beta, which the teams of a block share.
 //
-// Every byte of x is read once. The only barrier is at the start. The strategy wins for rows of up to about three
+// Every byte of x and residual is read once. The only barrier is at the start. The strategy wins for rows of up to about three
 // thousand elements.
 #include "partition/forward_rows.cuh"
 

@@ -1,4 +1,5 @@
-// The first two kernels of a `split` forward: mean and rstd of slices that several blocks sweep. Any size, any layout.
+// Two kernels of the `split` forward of GroupNorm and LayerNorm: mean and rstd of groups or rows that several blocks
+// sweep. Any size, any layout.
 //
 //   x (N, C, HxW) or (N, HxW, C); mean, rstd (N, groups). A row of LayerNorm is a sample with one channel.
 //   workspace: [N * chunks, C] moments (moments.cuh), each of one channel over one chunk of one sample

@@ -1,4 +1,4 @@
-// The last kernel of every RMSNorm backward that stores partial sums in a workspace: dgamma.
+// Adds up the rows of partial sums that an RMSNorm backward stored in a workspace: dgamma.
 //
 //   workspace: from sum `from`, [rows, C] sums, each row of a part of the batch; from sum `to`, [slices, C] sums
 //   dgamma: (C)

@@ -8,7 +8,8 @@
 //   rms_norm_split_fold   one block per row: rstd from the row's sums
 //   rms_norm_split_apply  reads x and rstd, writes y
 //
-// x is read twice. Without a residual y may be the same array as x (forward_strips.cuh), with one h may be the residual.
+// Without a residual, x is read twice, and y may be the same array as x (forward_strips.cuh). With a residual, x is read
+// once and h twice, and h may be the same array as the residual.
 #include "partition/forward_strips.cuh"
 
 extern "C" __global__ void __launch_bounds__(Tile::threads, blocks_of(512))

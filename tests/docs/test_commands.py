@@ -198,7 +198,9 @@ def accepted(words: list[str]) -> bool:
     for ends in ([], ["value"]):  # an option may be named without its value
         try:
             made.parse_args([*words, *ends])
-        except SystemExit:
+        except SystemExit as ended:
+            if ended.code == 0:  # --help and --version end the program
+                return True
             continue
         return True
     return False

@@ -182,7 +182,8 @@ def test_the_table_of_strategies_is_that_of_the_ops() -> None:
     assert header is not None
     assert tuple(re.findall(r"`(\w+)`", header[1])) == STRATEGIES
     found = {}
-    for line in re.findall(r"^\| (`\w+`.*)\|$", PAGE, re.MULTILINE):
+    table = PAGE[header.end() :].partition("\n\n")[0]
+    for line in re.findall(r"^\| (`\w+`.*)\|$", table, re.MULTILINE):
         functions, *cells = line.split("|")
         assert {cell.strip() for cell in cells} <= {"yes", ""} and len(cells) == len(STRATEGIES)
         chosen = {name for name, cell in zip(STRATEGIES, cells, strict=True) if cell.strip()}
@@ -194,3 +195,12 @@ def test_the_example_prints_the_text_of_the_page(capsys: pytest.CaptureFixture[s
     ((code, shown),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out == shown
+
+
+def test_the_page_explains_every_field_of_every_tile() -> None:
+    _, _, table = PAGE.partition("## The fields of a tile")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", table.partition("\n## ")[0], re.MULTILINE)
+    explained = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    strategies_ = [one for op in OPS.values() for one in op.strategies.values()]
+    fields = {name for strategy in strategies_ for tile in strategy.tiles() for name, _ in tile.fields}
+    assert sorted(explained) == sorted(fields)

@@ -1,6 +1,6 @@
 """Kernels whose PTX runs on the CPU executor: the battery, the kernels of tests/kernels, and the inline PTX.
 
-The quick suite runs a case of each second strategy, `--long` all cases. The pair of an architecture and an NVRTC
+The quick suite runs a case of every third strategy, `--long` all cases. The pair of an architecture and an NVRTC
 rotates over the cases. A case that the device of an architecture refuses takes the next pair.
 """
 
