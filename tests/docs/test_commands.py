@@ -193,7 +193,7 @@ def accepted(words: list[str]) -> bool:
         words = words[1:]
     else:
         made = parser()
-        if len(words) == 1:
+        if len(words) == 1 and not words[0].startswith("-"):
             return f"\n    {words[0]} " in made.format_help()
     for ends in ([], ["value"]):  # an option may be named without its value
         try:
