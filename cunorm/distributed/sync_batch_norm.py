@@ -88,7 +88,8 @@ def sync_batch_norm(
         This process's samples, shape (N, C, \*); rank 2 to 8. Dtype float16, bfloat16, float32 or float64. N and the
         axes after C may differ between processes and may be 0. C and the dtype must be the same on all of them.
     gamma, beta : array of shape (C,), optional
-        Scale and offset, in the dtype of x or of the statistics. An absent gamma is 1, and an absent beta is 0.
+        Scale and offset, in the dtype of x or of the statistics; for float32 x also float16 or bfloat16. An absent
+        gamma is 1, and an absent beta is 0.
     running_mean, running_var : array of shape (C,), optional
         Running statistics, which are updated in place with the statistics of the whole batch; unchanged if it is empty.
         Any supported dtype. Processes that start with the same values keep the same values.
@@ -177,7 +178,7 @@ def sync_batch_norm_backward(
     saved : SavedStatistics
         The second result of `sync_batch_norm`.
     gamma : array of shape (C,), optional
-        Scale of the forward, in the dtype of x or of the statistics.
+        Scale of the forward, in a dtype that the forward takes.
     engine : Engine
         The engine of the forward.
     output_mask : tuple of bool
