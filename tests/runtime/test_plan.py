@@ -18,12 +18,11 @@ import pytest
 import cunorm
 from cunorm import Tile
 from cunorm.core.devices import KNOWN, known
-from cunorm.core.problem import Problem
 from cunorm.ops import registry
 from cunorm.ops.registry import OPS as ALL_OPS
 from cunorm.runtime.op import Op
 from tests.conftest import Executor
-from tests.support.problems import TILES, GroupArrays, fake_cupy, forget_calls, group_arrays
+from tests.support.problems import TILES, GroupArrays, fake_cupy, forget_calls, group_arrays, norm_problem
 
 OPS = ("group_norm", "group_norm_backward")
 MASKED = (False, True, True)
@@ -110,21 +109,7 @@ def test_upper_bound_of_the_workspace(device: str) -> None:
     for op in OPS:
         for dtype, layout in (("bfloat16", "NCHW"), ("float64", "NHWC"), ("float32", "NHWC")):
             for N, C, HxW, group in ((3, 12, 50, 4), (64, 64, 1, 8), (1, 33, 3000, 1)):
-                sums = "float64" if dtype == "float64" else "float32"
-                outputs = ("y", "mean", "rstd") if op == OPS[0] else ("dx", "dgamma", "dbeta")
-                problem = Problem(
-                    op=op,
-                    dtype=dtype,
-                    gamma_dtype=dtype,
-                    beta_dtype=None,
-                    stats_dtype=sums,
-                    layout=layout,
-                    N=N,
-                    C=C,
-                    HxW=HxW,
-                    group=group,
-                    outputs=outputs,
-                )
+                problem = norm_problem(op, dtype, layout, N, C, HxW, group, dtype)
                 for strategy in ALL_OPS[problem.op].strategies.values():
                     for tile in strategy.tiles():
                         if strategy.refuses(problem, tile, known(device)) is None:

@@ -30,6 +30,21 @@ TILES = {
 }
 
 
+def norm_problem(
+    op: str, dtype: str, layout: str, N: int, C: int, HxW: int, group: int, gamma_dtype: str | None = None
+) -> Problem:
+    """The problem of a norm that returns all its results and has no beta."""
+    return Problem(
+        op=op,
+        dtype=dtype,
+        gamma_dtype=gamma_dtype,
+        beta_dtype=None,
+        stats_dtype=accumulator(dtype),
+        **memory(layout, N, C, HxW, group),
+        outputs=OPS[op].results_with(()),
+    ).canonical()
+
+
 def forget_calls() -> None:
     """Empty the caches of checked calls, so that the next call checks all its arguments."""
     for op in OPS.values():

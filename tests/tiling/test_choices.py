@@ -10,12 +10,12 @@ from cunorm.tuning.problems import workloads
 
 from cunorm import Tile
 from cunorm.core.devices import KNOWN, Device, known
-from cunorm.core.problem import Problem, laid_out
+from cunorm.core.problem import Problem
 from cunorm.core.strategy import Strategy
 from cunorm.ops.group_norm.strategies import BACKWARD, FORWARD
 from cunorm.ops.registry import OPS as ALL_OPS
 from cunorm.tiling import costmodel
-from tests.support.problems import TILES
+from tests.support.problems import TILES, norm_problem
 
 OPS = ("group_norm", "group_norm_backward")
 #: Minimum number of tensors that an op reads and writes.
@@ -107,43 +107,14 @@ def test_strategies_change_in_one_order_as_sizes_grow(device: str) -> None:
     facts, fitted = known(device), device in FITTED
     place = {"warp": 0, "block": 1, "cluster": 2, "grid": 3, "split": 4 if fitted else 3}
     within = costmodel.NEAR_TIE if fitted else LOOSE_TIE
-    forward, gradients = ("y", "mean", "rstd"), ("dx", "dgamma", "dbeta")
     scans: list[list[Problem]] = []
     for dtype, N in (("bfloat16", 2), ("float32", 256)):
-        for op, outputs in (("group_norm", forward), ("group_norm_backward", gradients)):
+        for op in OPS:
             for layout in ("NCHW", "NHWC"):
-                sizes = [(layout, N, 320, 2**power, 32) for power in range(18)]
-                scans.append(
-                    [
-                        Problem(
-                            op=op,
-                            dtype=dtype,
-                            gamma_dtype=dtype,
-                            beta_dtype=None,
-                            stats_dtype="float32",
-                            **laid_out(*one),
-                            outputs=outputs,
-                        ).canonical()
-                        for one in sizes
-                    ]
-                )
-        for op, outputs in (("layer_norm", forward), ("layer_norm_backward", gradients)):
+                scans.append([norm_problem(op, dtype, layout, N, 320, 2**power, 32, dtype) for power in range(18)])
+        for op in ("layer_norm", "layer_norm_backward"):
             # There are enough rows that no strategy is chosen only because the others would have too few blocks.
-            rows = [("NCHW", 1024 * N, 2**power, 1, 1) for power in range(20)]
-            scans.append(
-                [
-                    Problem(
-                        op=op,
-                        dtype=dtype,
-                        gamma_dtype=dtype,
-                        beta_dtype=None,
-                        stats_dtype="float32",
-                        **laid_out(*one),
-                        outputs=outputs,
-                    )
-                    for one in rows
-                ]
-            )
+            scans.append([norm_problem(op, dtype, "NCHW", 1024 * N, 2**power, 1, 1, dtype) for power in range(20)])
     for scan in scans:
         chosen = [costmodel.choose(one, strategies_of(one).values(), facts).strategy.name for one in scan]
         if chosen != sorted(chosen, key=place.__getitem__):  # unless the predictions are near ties
@@ -158,23 +129,9 @@ def test_every_problem_has_a_strategy() -> None:
     for device in KNOWN.values():
         for op, strategies in ((OPS[0], FORWARD), (OPS[1], BACKWARD)):
             for dtype in ("float16", "float64"):
-                sums = "float64" if dtype == "float64" else "float32"
                 for layout in ("NCHW", "NHWC"):
-                    for N, C, HxW, group in ((1, 1, 1, 1), (1, 1, 2**33, 1), (2**33, 2, 1, 2), (3, 33, 65537, 1)):
-                        outputs = ("y", "mean", "rstd") if op == OPS[0] else ("dx", "dgamma", "dbeta")
-                        problem = Problem(
-                            op=op,
-                            dtype=dtype,
-                            gamma_dtype=None,
-                            beta_dtype=None,
-                            stats_dtype=sums,
-                            layout=layout,
-                            N=N,
-                            C=C,
-                            HxW=HxW,
-                            group=group,
-                            outputs=outputs,
-                        ).canonical()
+                    for sizes in ((1, 1, 1, 1), (1, 1, 2**33, 1), (2**33, 2, 1, 2), (3, 33, 65537, 1)):
+                        problem = norm_problem(op, dtype, layout, *sizes)
                         choice = costmodel.choose(problem, strategies.values(), device)
                         for launch in choice.strategy.launches(problem, choice.tile):
                             assert 1 <= launch.grid <= 2**31 - 1
@@ -188,26 +145,11 @@ def test_every_problem_has_a_strategy() -> None:
 
 def test_predicted_time_depends_monotonically_on_work_and_device() -> None:
     """A larger N never shortens the predicted time of a tile. It is never longer on the H200 than on the A100."""
-    for op, strategies, outputs in (
-        (OPS[0], FORWARD, ("y", "mean", "rstd")),
-        (OPS[1], BACKWARD, ("dx", "dgamma", "dbeta")),
-    ):
+    for op, strategies in ((OPS[0], FORWARD), (OPS[1], BACKWARD)):
         for tile in (TILES["block"], Tile("split", threads=256, chunk=1024)):
             before = 0.0
             for N in (1, 2, 4, 8, 64, 512, 4096):
-                problem = Problem(
-                    op=op,
-                    dtype="bfloat16",
-                    gamma_dtype=None,
-                    beta_dtype=None,
-                    stats_dtype="float32",
-                    layout="NCHW",
-                    N=N,
-                    C=64,
-                    HxW=1024,
-                    group=8,
-                    outputs=outputs,
-                )
+                problem = norm_problem(op, "bfloat16", "NCHW", N, 64, 1024, 8)
                 seconds = costmodel.predict(problem, strategies[tile.strategy], tile, known("A100"))
                 assert seconds >= before
                 before = seconds
