@@ -72,6 +72,22 @@ __device__ __forceinline__ void each_channel(const SampleColumn& path, int HxW, 
     }
 }
 
+// Which elements of a channel, and which of their parts, a lane adds up: every warp_size-th element from `element` on, and
+// of each of them every parts-th part from `part` on. If a plane has at most a quarter as many elements as a warp has
+// lanes, an element has several lanes: most of the warp would have nothing to do.
+struct ElementLanes {
+    int element, part, parts;
+
+    __device__ __forceinline__ ElementLanes(int HxW) : element(threadIdx.x % warp_size), part(0), parts(1) {
+        if (4 * HxW <= warp_size) {
+            parts = warp_size / HxW;
+            part = element / HxW;
+            element -= part * HxW;
+            part = part < parts ? part : Tile::threads;  // the lanes left over have no part
+        }
+    }
+};
+
 // Adds the sums of the elements of a channel in the block's columns to totals[channel]. sums[slot] is a thread's sum.
 // `here` is the first of these columns. `partials` is in shared memory, pack_size pairs per thread. One warp sums a
 // channel. The whole block calls. Ends with a barrier.
@@ -79,6 +95,7 @@ __device__ __forceinline__ void add_to_totals(const SampleColumn& path, int here
                                               const Pair (&sums)[pack_size], Pair* totals) {
     const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
     const int of_slot = path.parts * path.columns;
+    const ElementLanes lanes(HxW);
     if (path.part < path.parts) {
 #pragma unroll
         for (int slot = 0; slot < pack_size; ++slot) {
@@ -90,11 +107,11 @@ __device__ __forceinline__ void add_to_totals(const SampleColumn& path, int here
     for (int channel = warp; channel < own; channel += block_warps) {
         const int begin = path.shift + channel * HxW, end = begin + HxW;
         Pair sum = {};
-        for (int at = (begin < from ? from : begin) + lane; at < (end < to ? end : to); at += warp_size) {
+        for (int at = (begin < from ? from : begin) + lanes.element; at < (end < to ? end : to); at += warp_size) {
             const Pair* const of_element = partials + at % pack_size * of_slot + (at - from) / pack_size;
             Pair of_parts = {};
 #pragma unroll 4
-            for (int part = 0; part < path.parts; ++part) {
+            for (int part = lanes.part; part < path.parts; part += lanes.parts) {
                 of_parts = of_parts + of_element[part * path.columns];
             }
             sum = sum + of_parts;

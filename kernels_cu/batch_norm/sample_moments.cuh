@@ -24,6 +24,7 @@ __device__ __forceinline__ void merge_into_totals(const SampleColumn& path, int 
                                                   Moments* partials, const ColumnMoments& found, Moments* totals) {
     const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
     const SlotMoments slots(partials, path.parts * path.columns);
+    const ElementLanes lanes(HxW);
     if (path.part < path.parts) {
 #pragma unroll
         for (int slot = 0; slot < pack_size; ++slot) {
@@ -41,9 +42,9 @@ __device__ __forceinline__ void merge_into_totals(const SampleColumn& path, int 
         const acc_t count = acc_t(static_cast<long long>(end - begin) * path.rows);
         const auto of_element = [&](int at) { return slots.of(at % pack_size, (at - from) / pack_size); };
         const auto each_set = [&](auto use) {
-            for (int at = begin + lane; at < end; at += warp_size) {
+            for (int at = begin + lanes.element; at < end; at += warp_size) {
                 const Moments* const of_parts = of_element(at);
-                for (int part = 0; part < path.parts; ++part) {
+                for (int part = lanes.part; part < path.parts; part += lanes.parts) {
                     use(of_parts[part * path.columns]);
                 }
             }

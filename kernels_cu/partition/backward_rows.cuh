@@ -90,15 +90,15 @@ struct KeptSums {
             }
         }
         __syncthreads();
-        for (int kind = 0; kind < kinds; ++kind) {
-            for (int column = threadIdx.x; column < run.columns; column += Tile::threads) {
-                sums_t sum = row(kind).of(column);
+        // All kinds at once: most threads would have no column of a single one.
+        for (int at = threadIdx.x; at < kinds * run.columns; at += Tile::threads) {
+            const int kind = kinds == 1 ? 0 : at / run.columns, column = at - kind * run.columns;
+            sums_t sum = row(kind).of(column);
 #pragma unroll 4
-                for (int other = kind + kinds; other < rows; other += kinds) {
-                    sum = sum + row(other).of(column);
-                }
-                emit(kind, column, sum);
+            for (int other = kind + kinds; other < rows; other += kinds) {
+                sum = sum + row(other).of(column);
             }
+            emit(kind, column, sum);
         }
         __syncthreads();  // the next item reuses the rows
     }

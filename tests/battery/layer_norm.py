@@ -158,6 +158,14 @@ def _grid_cases(op: str) -> Iterator[Case]:
     wide = {f"teams of two warps: {label}": grid[label] for label in OF_WIDE_TEAMS}
     wide["teams of two warps: rows that are not kept, misaligned"] = {"shape": (131, 101), "shifts": SAME_OFF}
     yield from made(op, "grid", wide, threads=256, lanes=64, packs_per_thread=2, slabs=2, smem_kib=136)
+    if op.endswith("backward"):
+        many = {
+            "eight teams: the last slab short, misaligned": {"shape": (21, 300), "shifts": SAME_OFF},
+            "eight teams: every alignment of slabs": {"shape": (21, 301), "shifts": SAME_OFF},
+            "eight teams: one block for all slabs": {"shape": (9, 300), "grid": 1},
+        }
+        many["eight teams: dx alone"] = many["eight teams: one block for all slabs"] | MASKS["dx alone"]
+        yield from made(op, "grid", many, threads=256, lanes=32, packs_per_thread=2, slabs=2, smem_kib=64)
 
 
 def _staged_cases(op: str, **rows: int) -> Iterator[Case]:

@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from cunorm.core.devices import KNOWN
-from cunorm.core.problem import ITEMSIZE, LAYOUTS
+from cunorm.core.devices import KNOWN, known
+from cunorm.core.problem import ITEMSIZE, LAYOUTS, Problem
 from cunorm.core.strategy import Tile
 from cunorm.gate import gate, kernel_report
 from cunorm.gate.gate import Build, BuildResult, GateCase
 from cunorm.jit import sources
 from cunorm.jit.nvrtc import ARCHITECTURES, Nvrtc, Usage
 from cunorm.jit.sources import TEXTS
-from cunorm.ops.registry import OPS
+from cunorm.ops.registry import OPS, problem_of
 from tests.kernels.kernel_checks import expanded
 from tests.support.compilers import NVRTCS, SMALL, needs_nvrtc
 from tests.support.covering import every
@@ -226,6 +226,44 @@ def test_staged_float64_in_a_cluster_does_not_spill() -> None:
     assert faults(gate.run(builds_of("group_norm", "float64", "NCHW", tile, "specialised", ("sm_90", NVRTCS[0])))) == ""
 
 
+def ragged(length: int, packs: int) -> tuple[Problem, Tile]:
+    """RMSNorm's backward on rows that are not whole packs, with a gamma that is wider than x, and a tile for it."""
+    problem = problem_of(
+        "rms_norm_backward", shape=(4096, length), dtype="bfloat16", normalized_shape=length, gamma_dtype="float32"
+    )
+    return problem, Tile("warp", lanes=32, packs_per_thread=packs, rows_per_team=4, stages=1, threads=128)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("which", every(2, [(0,), (-1,)]))
+def test_ragged_rows_with_a_wide_gamma_do_not_spill(which: int) -> None:
+    """The compiler of the specialised text widens the elements of all packs at once."""
+    case = GateCase("rms_norm_backward", "warp", "bfloat16", "NCHW")
+    problem, tile = ragged(1501, packs=6)
+    assert case.solver.refuses(problem, tile, known("H200")) is None
+    assert faults(gate.run(gate.builds_of(case, problem, tile, "specialised", "sm_90", NVRTCS[which]))) == ""
+
+
+def test_ragged_rows_with_a_wide_gamma_and_eight_packs_are_refused() -> None:
+    problem, tile = ragged(2003, packs=8)
+    solver = OPS[problem.op].strategies["warp"]
+    assert "registers per thread" in str(solver.refuses(problem, tile, known("H200")))
+    whole, _ = ragged(2000, packs=8)
+    assert solver.refuses(whole, tile, known("H200")) is None
+
+
+def test_rows_of_the_gate_fill_the_registers_of_a_team() -> None:
+    """In shorter rows the compiler of the specialised text removes the packs without elements."""
+    of_rows = [
+        case for case in CASES if "normalized_shape" in OPS[case.op].takes and case.strategy in ("warp", "block")
+    ]
+    assert len(of_rows) == 4 * 2 * 4  # ops, strategies, dtypes
+    for case in of_rows:
+        for problem, tile in gate.spread(case, "sm_90"):
+            lanes = tile.lanes if case.strategy == "warp" else tile.threads // tile.teams_per_block
+            assert lanes * tile.packs_per_thread * problem.pack == problem.C
+
+
 def test_a_cluster_of_blocks_of_512_threads_holds_six_packs_of_float64() -> None:
     """LayerNorm's backward has two sums per row, of other blocks too: with eight packs the newest compiler spills."""
     case = GateCase("layer_norm_backward", "cluster", "float64", "NCHW")
@@ -242,7 +280,8 @@ def test_sixteen_packs_of_16_bit_data_with_a_mean_are_refused() -> None:
     tile = Tile("warp", packs_per_thread=16, lanes=32, rows_per_team=1, threads=128)
     problem = gate.problem_for(case.op, case.strategy, case.dtype, case.layout, tile)
     assert "packs_per_thread is 16, expected at most 12" in str(case.solver.refuses(problem, tile, KNOWN["H100"]))
-    assert case.solver.refuses(replace(problem, dtype="float32"), tile, KNOWN["H100"]) is None
+    narrower = replace(problem, dtype="float32", C=problem.C // 2)
+    assert case.solver.refuses(narrower, tile, KNOWN["H100"]) is None
 
 
 def test_eight_packs_of_float64_are_refused_with_an_activation() -> None:

@@ -433,9 +433,9 @@ SURVIVORS: dict[Key, str] = {
     ("kernels/ticket_wait.cu", "if (thread == 0) {", "owner", 2): (
         "Speed only: every thread publishes the same word after the barrier."
     ),
-    ("layer_norm/layer_norm_backward_grid.cu",
-     "for (int team = 0; team < TeamSlab::teams; ++team) {  // in turn: all teams add to one row of sums", "guard",
-     0): "Speed only: no thread belongs to the team past the last.",
+    ("layer_norm/layer_norm_backward_grid.cu", "for (int team = 0; team < TeamSlab::teams; ++team) {", "guard", 1): (
+        "Speed only: no thread belongs to the team past the last."
+    ),
     ("layer_norm/layer_norm_backward_grid.cu",
      "if (threadIdx.x % warp_size == 0) {  // all lanes have loaded their parts before warp_sum", "owner",
      0): SAME_IN_THE_WARP,

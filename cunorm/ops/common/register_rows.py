@@ -202,7 +202,20 @@ class WarpRows(Tiling):
     @lazy
     def registers(self) -> int:
         """Registers that a thread needs without spilling; the compile gate proves the number."""
-        return self._registers(self.problem.is_backward and self.sums_in_registers)
+        kept = self.problem.is_backward and self.sums_in_registers
+        return self._registers(kept) + (self._ragged_registers() if kept and self.of_warp else 0)
+
+    def _ragged_registers(self) -> int:
+        """Additional registers of rows that are not whole packs, if a parameter passes that is wider than x.
+
+        The compiler of the specialised text then widens the elements of all packs at once. The generic text needs none
+        of these registers.
+        """
+        problem = self.problem
+        wide = (ITEMSIZE[dtype] > problem.itemsize and not self.resident(dtype) for dtype in present(self.given))
+        if problem.C % problem.pack == 0 or not any(wide):
+            return 0
+        return self.tile.packs_per_thread * problem.pack
 
     def _registers(self, sums_in_registers: bool) -> int:
         """The registers of a thread.

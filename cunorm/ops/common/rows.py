@@ -276,6 +276,16 @@ def short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     return 256, 32, 1, 1
 
 
+def _fills_lanes(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """Example sizes whose rows fill a team of lanes."""
+    return 256, tile.lanes * tile.packs_per_thread * pack, 1, 1
+
+
+def _fills_team(tile: Tile, pack: int) -> tuple[int, int, int, int]:
+    """Example sizes whose rows fill a team of the block."""
+    return 256, tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
+
+
 def _fills_cluster(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     """Example sizes whose rows fill a team of the cluster."""
     return 256, tile.cluster * tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
@@ -286,7 +296,7 @@ def held_strategies(op: str, backward: bool) -> tuple[Strategy, ...]:
     warp = (WARP_BACKWARD_SPACE, _HELD, RowsWarpBackward) if backward else (WARP_SPACE, _HELD, RowsWarp)
     block = (BLOCK_BACKWARD_SPACE, _HELD, RowsBlockBackward) if backward else (BLOCK_SPACE, _HELD, RowsBlock)
     return (
-        Strategy("warp", op, *warp, short_rows),
-        Strategy("block", op, *block, short_rows),
+        Strategy("warp", op, *warp, _fills_lanes),
+        Strategy("block", op, *block, _fills_team),
         Strategy("cluster", op, CLUSTER_SPACE, _HELD, RowsCluster, _fills_cluster),
     )

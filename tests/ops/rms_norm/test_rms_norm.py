@@ -22,7 +22,7 @@ from tests.support.problems import RmsArrays, layer_arrays, rms_arrays, shifted
 TILES: dict[str, dict[str, dict[str, int]]] = {
     "warp": {
         "forward": {"threads": 128, "lanes": 32, "packs_per_thread": 8, "rows_per_team": 4},
-        "backward": {"stages": 1},
+        "backward": {"stages": 1, "packs_per_thread": 6},
     },
     "block": {
         "forward": {"threads": 96, "packs_per_thread": 3, "rows_per_team": 4, "teams_per_block": 1},
