@@ -198,9 +198,11 @@ def test_files_are_within_the_budget_of_lines() -> None:
     """A file covers one subject."""
     files = [path for folder in ("cunorm", "tuning", "examples", "benchmarks", "tests") for path in
              (ROOT / folder).rglob("*") if path.suffix in (".py", ".h", ".cpp", ".cu")]  # fmt: skip
-    found = {path.relative_to(ROOT).as_posix(): lines_of_code(path) for path in [*files, *KERNELS.rglob("*.cu*")]}
-    assert len(found) > 300
-    assert {name: lines for name, lines in found.items() if lines > BUDGET} == {}
+    files += KERNELS.rglob("*.cu*")
+    assert len(files) > 300
+    long = [path for path in files if len(path.read_text(encoding="utf-8").splitlines()) > BUDGET]
+    assert long  # with docstrings and comments some files are; counting their code takes a while
+    assert {path.name: lines for path in long if (lines := lines_of_code(path)) > BUDGET} == {}
 
 
 def test_lines_of_code_are_counted(tmp_path: Path) -> None:

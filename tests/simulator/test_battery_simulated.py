@@ -102,7 +102,7 @@ def check(case: Case) -> None:
         assert_close(case, got, expected, bound)
 
 
-@pytest.mark.parametrize("name", every(2, QUICK))
+@pytest.mark.parametrize("name", every(3, QUICK))
 def test_a_case_is_right(name: str) -> None:
     check(first_of(name))
 
