@@ -35,6 +35,8 @@ MOST_DIGITS = 20
 NO_TRACE = "the file has other contents than a trace"
 #: How the line of a problem begins.
 _BEGINNING = b'{"op": '
+#: More bytes than a line has.
+_LONGEST_LINE = 1 << 16
 
 
 class _Trace:
@@ -111,25 +113,26 @@ def _append(path: Path, lines: list[str]) -> None:
 
 
 def _check_trace(path: Path) -> None:
-    """Check that a file is empty or a trace (TraceError); remove the incomplete last line of a killed process.
+    """Check that a file is empty or a trace (TraceError), and end its last line: a killed process may have cut it.
 
+    Only the beginnings of lines are compared: a process that imports cunorm begins its trace before there are ops.
     Another process may write to the trace at the same time, but it writes whole lines.
     """
     with path.open("rb+") as file:
-        lines = file.read().splitlines(keepends=True)
-        if not lines:
+        first = next((line for line in file if line.strip()), b"")
+        if first and not first.startswith(_BEGINNING):
+            raise TraceError(f"{path}: {NO_TRACE}; name another file")
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LONGEST_LINE))
+        last = file.read().rpartition(b"\n")[2]
+        if not last.startswith(_BEGINNING):
             return
-        last = lines[-1]
-        if not last.endswith(b"\n") and last.startswith(_BEGINNING):
-            lines.pop()
-            file.truncate(sum(map(len, lines)))
-    first = next((line for line in lines if line.strip()), None)
-    if first is None:
-        return
-    try:
-        _counted(first.decode(errors="replace"))
-    except (RecursionError, ValueError):
-        raise TraceError(f"{path}: {NO_TRACE}; name another file") from None
+        try:
+            json.loads(last)
+        except ValueError:
+            file.truncate(size - len(last))
+        else:
+            file.write(b"\n")
 
 
 def _line(problem: Problem, calls: int) -> str:

@@ -18,6 +18,7 @@ import cunorm
 from cunorm import TraceError
 from cunorm.core.problem import Problem
 from cunorm.tiling import problem_trace
+from tests.support.paths import environment
 from tests.support.problems import group_arrays
 
 
@@ -125,6 +126,24 @@ def test_a_file_with_other_contents_is_no_trace(text: str, tmp_path: Path, monke
     assert "other contents than a trace" in str(problem_trace.environment_fault())
     assert not problem_trace.active()
     assert path.read_text() == text
+
+
+def test_a_second_process_continues_the_trace_of_the_first(tmp_path: Path) -> None:
+    """It begins while cunorm is imported."""
+    code = "import numpy as np, cunorm; cunorm.layer_norm(np.ones((2, 4), np.float32), 4)"
+    for _ in range(2):
+        command = [sys.executable, "-W", "error", "-c", code]
+        subprocess.run(command, env=environment(CUNORM_TRACE=str(tmp_path / "t")), check=True)
+    assert list(problem_trace.read(tmp_path / "t").values()) == [2]
+
+
+def test_a_complete_last_line_gets_its_end(tmp_path: Path) -> None:
+    path, a = tmp_path / "t", group_arrays((2, 8, 3, 3))
+    for _ in range(2):
+        with cunorm.trace(path):
+            run(a)
+        path.write_text(path.read_text().rstrip())
+    assert list(problem_trace.read(path).values()) == [2]
 
 
 @pytest.mark.parametrize("whole", [0, 2])
