@@ -314,7 +314,7 @@ class Measured:
         op, problem = OPS[self.problem.op], self.problem
         plan = plans.plan_for(problem, op.strategies, op.names, self.place, tile)
         workspace = GuardedBuffer(executor("gpu").cupy, plan.workspace_nbytes)
-        scratch = {"workspace": workspace.address} if plan.workspace_nbytes else {}
+        scratch = {"workspace": workspace.address}
         addresses = [{name: one.address for name, one in arrays.items()} | scratch for arrays in self.sets]
         return Runner(plan, [plan.values(at) for at in addresses], workspace, edit)
 

@@ -16,7 +16,7 @@ from typing import Any
 from cunorm.core import cache_folder, settings
 from cunorm.core.devices import Device, known
 from cunorm.core.errors import CompileError, TableError, TraceError, about_file
-from cunorm.core.files import check_replaceable
+from cunorm.core.files import file_to_write
 from cunorm.executors.choose import executor
 from cunorm.ops.registry import gpu_present
 from cunorm.tiling import choose_tile, table_file
@@ -149,9 +149,7 @@ def _check_table(asked: argparse.Namespace, path: Path, device: Device) -> None:
         check_table(path, device)
         table_file.check_writable(table_file.target(path))
     except (OSError, TableError) as error:
-        said = about_file(error, path)
-        advice = "" if said.endswith("name another file") else "; delete it, or name another file with --table"
-        raise TableError(f"{option}{said}{advice}") from None
+        raise TableError(f"{option}{about_file(error, path)}") from None
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -265,9 +263,9 @@ def _report_folder(asked: argparse.Namespace) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour of tuning
     except OSError as error:
         raise ValueError(f"--report: {about_file(error, folder)}, expected a folder") from None
-    from .report.page import GENERATOR, page_of  # imported late: it needs matplotlib
+    from .report.page import GENERATOR, PAGE  # imported late: it needs matplotlib
 
-    check_replaceable("--report", page_of(folder), lambda text: GENERATOR in text)
+    file_to_write("--report", str(folder / PAGE), ours=lambda text: GENERATOR in text)
     return folder
 
 

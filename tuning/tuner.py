@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 
 from cunorm.core import settings
 from cunorm.core.devices import Device
-from cunorm.core.errors import TableError
+from cunorm.core.errors import TableError, about_file
 from cunorm.core.problem import Problem
 from cunorm.core.strategy import Tile
 from cunorm.ops.registry import OPS
@@ -98,7 +98,10 @@ class Events:
 def check_table(path: Path, device: Device) -> table.Table:
     """Read the table that the run will write; TableError if it is invalid or is for another device."""
     path = table_file.target(path)
-    found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
+    try:
+        found = table.read(path) if path.exists() else table.Table(table.device_facts(device))
+    except (OSError, TableError) as error:
+        raise TableError(f"{about_file(error, path)}; delete it, or name another file with --table") from None
     if not table.for_device(found, device):
         name = shown(found.device.get("name"))
         raise TableError(f"{path}: a table of {name}, expected one of {device.name}; name another file")

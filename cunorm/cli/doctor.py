@@ -78,9 +78,9 @@ def _tables() -> Iterator[CheckResult]:
         device = place_named(None).device
     except Exception:  # other checks report it
         return
-    for text in choose_tile.unreadable(device):
-        path = text.partition(": ")[0]
-        yield CheckResult(GROUP, "tiling table", "fault", text, f"rm {shlex.quote(path)}", {"path": path})
+    for path, text in choose_tile.unreadable(device):
+        advice = f"rm {shlex.quote(str(path))}"
+        yield CheckResult(GROUP, "tiling table", "fault", text, advice, {"path": str(path)})
 
 
 def cache_folders() -> Iterator[CheckResult]:

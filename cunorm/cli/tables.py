@@ -55,7 +55,7 @@ def listing(device: Device) -> str:
             continue
         rows = [TITLES, *(_row(entry, device) for entry in entries)]
         lines += columns(rows, len(TITLES))
-    for sentence in choose_tile.unreadable(device):
+    for _, sentence in choose_tile.unreadable(device):
         lines += ["", f"{sentence}; the table is not used: delete it, or name another with CUNORM_TILING_TABLE"]
     if len(lines) == 1:
         looked = "\n  ".join(str(place.path) for place in choose_tile.places(device))
@@ -71,7 +71,7 @@ def _document(device: Device) -> dict[str, Any]:
             for entry in sorted(read.table.entries.values(), key=order_of)
         ]
         found.append({"path": str(path), "entries": entries})
-    unreadable = list(choose_tile.unreadable(device))
+    unreadable = [sentence for _, sentence in choose_tile.unreadable(device)]
     return {"schema": "cunorm-tables/1", "device": device.name, "tables": found, "unreadable": unreadable}
 
 

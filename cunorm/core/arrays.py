@@ -208,10 +208,16 @@ def epsilon(value: object, name: str = "eps") -> float:
     return found
 
 
-def in_range(name: str, value: float, dtype: str, why: str) -> None:
-    """Check that a float does not become 0 or infinite when it is rounded to a dtype (ValueError)."""
+def is_in_range(value: float, dtype: str) -> bool:
+    """Whether a float does not become 0 or infinite when it is rounded to a dtype."""
     least, most = RANGES.get(dtype, (0.0, float("inf")))
-    if value and not least <= abs(value) <= most:
+    return not value or least <= abs(value) <= most
+
+
+def in_range(name: str, value: float, dtype: str, why: str) -> None:
+    """Check that a float `is_in_range` of a dtype (ValueError)."""
+    if not is_in_range(value, dtype):
+        least, most = RANGES.get(dtype, (0.0, float("inf")))
         raise ValueError(
             f"{name}: {value}, expected 0 or a magnitude from {least:.2g} to {most:.2g}, the range of {dtype}{why}"
         )

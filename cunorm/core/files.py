@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -48,6 +49,23 @@ def write_whole(path: Path, contents: str | bytes, *, mode: int = 0o644, lasting
         raise
 
 
+def target(path: str | Path) -> Path:
+    """The file to which a path leads. Of a symbolic link it is the target, so that a writer keeps the link.
+
+    Raises
+    ------
+    OSError
+        If it is not a regular file (a folder, a pipe), or is a link to itself.
+    """
+    try:
+        found = Path(path).resolve()
+    except RuntimeError as error:  # a link to itself
+        raise OSError(errno.ELOOP, str(error), str(path)) from None
+    if found.exists() and not found.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return found
+
+
 def file_to_write(
     option: str, name: str | None, suffixes: Sequence[str] = (), *, ours: Callable[[str], bool] | None = None
 ) -> Path | None:
@@ -67,7 +85,7 @@ def file_to_write(
     Returns
     -------
     Path or None
-        Of a symbolic link it is the target, so that the link is kept.
+        See `target`.
 
     Raises
     ------
@@ -76,8 +94,11 @@ def file_to_write(
     """
     if name is None:
         return None
-    path = Path(name).resolve()
-    if not name or path.is_dir() or not path.parent.is_dir():
+    try:
+        path = None if not name or Path(name).is_dir() else target(name)
+    except OSError as error:
+        raise ValueError(f"{option}: {name}: {error.strerror}") from None
+    if path is None or not path.parent.is_dir():
         raise ValueError(f"{option}: {name!r}, expected a file in an existing folder")
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{option}: {name!r}, expected a name that ends in {', '.join(suffixes)}")
@@ -86,15 +107,7 @@ def file_to_write(
             pass
     except OSError as error:
         raise ValueError(f"{option}: cannot write in {path.parent}: {error.strerror}") from error
-    check_replaceable(option, path, ours)
-    return path
-
-
-def check_replaceable(option: str, path: Path, ours: Callable[[str], bool] | None) -> None:
-    """Check that a result may replace a file, if it exists (ValueError); see `file_to_write`."""
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise ValueError(f"{option}: {path}: not a regular file")
-    if ours is not None and path.stat().st_size and not ours(path.read_text(encoding="utf-8", errors="replace")):
+    text = path.read_text(encoding="utf-8", errors="replace") if ours is not None and path.exists() else ""
+    if ours is not None and text and not ours(text):
         raise ValueError(f"{option}: {path} has other contents than an earlier result; delete it, or name another file")
+    return path

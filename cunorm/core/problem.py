@@ -9,13 +9,13 @@ from typing import Any
 from .locks import lazy
 from .opspec import OpSpec, spec_of
 
-#: Bytes of an element of each supported dtype.
 #: Bytes of a pack: the widest access of a thread to memory.
 PACK_BYTES = 16
 #: Largest number of elements, where an empty axis counts as 1: kernels count in 64 bits.
 MOST_ELEMENTS = 2**60
 #: Most dimensions of x.
 MOST_AXES = 8
+#: Bytes of an element of each supported dtype.
 ITEMSIZE: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 #: Activations that may follow GroupNorm in the same kernel (fused).

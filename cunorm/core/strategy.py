@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cunorm.core.devices import MOST_THREADS, WARP
 from cunorm.core.locks import lazy
 
-from .devices import Device
+from .devices import MOST_THREADS, WARP, Device
 from .problem import Problem
 
 #: A word as the value of a tile's field; in the kernel it is an enumerator.

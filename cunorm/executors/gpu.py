@@ -21,8 +21,8 @@ from cunorm.jit import cubins, nvrtc
 
 #: Options of NVRTC, the same for every kernel: each distinct tuple costs CuPy one more compile.
 OPTIONS = ("--std=c++17", "--fmad=false")
-#: Largest cluster size, in blocks, that every GPU with clusters supports; and the CUfunction_attribute
-#: NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which a kernel with larger clusters needs.
+#: CUfunction_attribute NON_PORTABLE_CLUSTER_SIZE_ALLOWED, which a kernel with larger clusters than `PORTABLE_CLUSTER`
+#: needs.
 NON_PORTABLE = 14
 #: Dynamic shared memory per block that a kernel may use without raising its limit.
 DEFAULT_SHARED_BYTES = 48 * 1024

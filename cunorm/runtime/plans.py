@@ -215,10 +215,13 @@ class Plan:
     def values(self, addresses: Mapping[str, int]) -> list[int | float]:
         """The values of `run` for arrays at these addresses, with the problem's own numbers; other arrays are absent.
 
-        Tests, counters and the tuner use these numbers. Those of a call are its arguments.
+        So is the workspace if the plan needs none. Tests, counters and the tuner use these numbers. Those of a call are
+        its arguments.
         """
         numbers = self.problem.numbers
-        return [numbers[name] if name in numbers else addresses.get(name, 0) for name in self.names]
+        unused = () if self.workspace_nbytes else ("workspace",)
+        at = {name: address for name, address in addresses.items() if name not in unused}
+        return [numbers[name] if name in numbers else at.get(name, 0) for name in self.names]
 
     def run(self, values: Sequence[int | float], sizes: Sequence[int] = (), assumed: bool | None = None) -> None:
         """Launch the kernels.

@@ -109,30 +109,25 @@ def _distrust(path: Path) -> str | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _read(stamped: Stamp, place: TableSource) -> Indexed | None:
+def _read(stamped: Stamp, place: TableSource) -> Indexed | str | None:
+    """The table of a file; None if there is no file; if it cannot be read, why, of which the user was warned."""
+    path = stamped[0]
     try:
-        return Indexed(stamped, _load(place))
+        if not (place.named or place.shipped) and (sentence := _distrust(path)) is not None:
+            raise TableError(f"{path}: {sentence}, expected a file that only you can write to")
+        return Indexed(stamped, table.load(path))
     except (OSError, TableError) as error:
-        if place.named or not isinstance(error, FileNotFoundError):
-            warn(stamped, _unread(place.path, error))
-    return None
+        absent, why = isinstance(error, FileNotFoundError), _unread(path, error)
+        if place.named or not absent:
+            warn(stamped, why)
+        return None if absent else why
 
 
-def _load(place: TableSource) -> table.Table:
-    if not (place.named or place.shipped) and (sentence := _distrust(place.path)) is not None:
-        raise TableError(f"{place.path}: {sentence}, expected a file that only you can write to")
-    return table.load(place.path)
-
-
-def unreadable(device: Device) -> Iterator[str]:
-    """Why the tables of a device that exist and cannot be read are not used."""
+def unreadable(device: Device) -> Iterator[tuple[Path, str]]:
+    """The tables of a device that exist and cannot be read, and why."""
     for place in places(device):
-        try:
-            _load(place)
-        except FileNotFoundError:
-            continue
-        except (OSError, TableError) as error:
-            yield _unread(place.path, error)
+        if isinstance(found := _read(_stamp(place.path), place), str):
+            yield place.path, found
 
 
 def _unread(path: Path, error: Exception) -> str:
@@ -168,7 +163,7 @@ def tables(device: Device, shipped: bool | None = None) -> Iterator[tuple[Path, 
             continue
         stamped = _stamp(place.path)
         found = _read(stamped, place)
-        if found is None:
+        if not isinstance(found, Indexed):
             continue
         if not table.for_device(found, device):
             name = shown(found.device.get("name"))

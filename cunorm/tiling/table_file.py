@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cunorm.core import cache_folder
+from cunorm.core import cache_folder, files
 from cunorm.core.errors import TableError
 from cunorm.core.files import write_whole
 
@@ -26,12 +26,9 @@ def target(path: str | Path) -> Path:
         If it is not a regular file (a folder, a pipe), or is a link to itself.
     """
     try:
-        found = Path(path).resolve()
-        if found.exists() and not found.is_file():
-            raise TableError(f"{path}: not a regular file")
-    except (OSError, RuntimeError) as error:
-        raise TableError(f"{path}: {error}") from None
-    return found
+        return files.target(path)
+    except OSError as error:
+        raise TableError(f"{path}: {error.strerror or error}") from None
 
 
 def contents(path: Path) -> bytes:

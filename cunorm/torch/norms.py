@@ -6,7 +6,6 @@ A norm is called with `Options` and the tensors x, gamma and beta.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -16,18 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cunorm.core.arrays import RANGES
+from cunorm.core.arrays import is_in_range
 from cunorm.core.problem import MOST_AXES
 
 from .launches import DEVICES, KEPT, NAMES, PARAMETERS, Launch, accumulator, data_format, laid_like, launch_of
 
 MaybeTensor: TypeAlias = Tensor | None
-
-
-def fits_eps(eps: float, dtype: torch.dtype) -> bool:
-    """Whether an eps is 0 or in the range of the accumulator: another one is left to torch, which computes in it."""
-    least, most = RANGES.get("float64" if dtype == torch.float64 else "float32", (0.0, sys.float_info.max))
-    return eps == 0 or least <= eps <= most
 
 
 class Options(NamedTuple):
@@ -116,7 +109,8 @@ class Norm:
         least = 1 if self.rows else 2
         if not (
             least <= x.dim() <= MOST_AXES
-            and fits_eps(options.eps, x.dtype)
+            and 0 <= options.eps < math.inf
+            and is_in_range(options.eps, NAMES[accumulator(x.dtype)])
             and self._takes_sizes(x.shape, options.sizes)
         ):
             return False

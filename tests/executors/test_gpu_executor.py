@@ -450,6 +450,11 @@ def test_plans_for_gpus(driver: Driver) -> None:
     assert {launch["device"] for launch in driver.launches} == {1}
 
 
+def test_options_name_no_architecture_and_no_folder() -> None:
+    assert isinstance(gpu.OPTIONS, tuple)  # CuPy refuses a list
+    assert not any("arch" in option or option.startswith("-I") for option in gpu.OPTIONS)
+
+
 # ---- on a GPU -------------------------------------------------------------------------------------------------------
 
 SPIN = r"""

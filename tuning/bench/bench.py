@@ -71,7 +71,7 @@ def _own(name: str, tile: Tile | None, place: Target, problem: Problem, sets: Se
     plan = plans.plan_for(problem, op.strategies, op.names, place, tile).compile()
     xp: Any = np if sets.kind == "cpu" else executor("gpu").cupy
     workspace = GuardedBuffer(xp, plan.workspace_nbytes)
-    scratch = {"workspace": workspace.address} if plan.workspace_nbytes else {}
+    scratch = {"workspace": workspace.address}
     values = [
         plan.values({name: pointer(flat) for name, flat in sets.bytes_of(index).items()} | scratch)
         for index in range(len(sets))

@@ -163,7 +163,7 @@ class Session:
         """A function that launches a plan on a set of arrays. All sets share one workspace."""
         assert self._verifier is not None
         workspace = GuardedBuffer(self._verifier.xp, plan.workspace_nbytes)
-        scratch = {"workspace": workspace.address} if plan.workspace_nbytes else {}
+        scratch = {"workspace": workspace.address}
         values = [plan.values({name: one.address for name, one in made.items()} | scratch) for made in self._sets]
         sizes = [0] * len(plan.array_names)  # no sizes, so no bounds are checked while the clock runs
         # The arrays were filled on another stream than the one that reads them.

@@ -11,7 +11,7 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cunorm.core.files import write_whole
+from cunorm.core.files import target, write_whole
 from cunorm.tiling import costmodel
 
 from ..measure.result import Trial, TuningResult
@@ -38,6 +38,7 @@ SOURCES = {
         "The clock did not time a GPU: the numbers show that the tuner works, but say nothing about kernel speed.",
     ),
 }
+PAGE = "index.html"
 #: The element by which a page is known.
 GENERATOR = '<meta name="generator" content="cunorm tune">'
 CSS = """
@@ -52,11 +53,6 @@ img { max-width: 100%; height: auto; } .figures { display: flex; flex-wrap: wrap
 table { border-collapse: collapse; } td, th { padding: .1rem .7rem; text-align: left; border-bottom: 1px solid #eee; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 """
-
-
-def page_of(folder: Path) -> Path:
-    """The page of a folder. Of a symbolic link it is the target, so that the link is kept."""
-    return (folder / "index.html").resolve()
 
 
 def write(results: Sequence[TuningResult], folder: Path, *, title: str) -> Path:
@@ -75,7 +71,7 @@ def write(results: Sequence[TuningResult], folder: Path, *, title: str) -> Path:
         The page ``index.html`` in the folder. An existing page is replaced as a whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = page_of(folder)
+    path = target(folder / PAGE)
     write_whole(path, "".join(f"{line}\n" for line in _page(results, title)))
     return path
 

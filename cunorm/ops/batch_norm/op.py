@@ -103,7 +103,7 @@ def _problem(op: str, sizes: tuple[str, int, int, int], dtype: str, **facts: Any
     return Problem(op=op, dtype=dtype, **laid_out(*sizes, max(1, sizes[2])), **{**plain, **facts})
 
 
-def _sizes(asked: Request) -> tuple[str, int, int, int]:
+def _asked_sizes(asked: Request) -> tuple[str, int, int, int]:
     """Layout, N, C and HxW of a request."""
     return asked.data_format, *split_axes(asked.shape, asked.data_format)
 
@@ -120,7 +120,7 @@ def _check_stats(arrays: tuple[Any, ...], _: tuple[Any, ...], __: object) -> Che
 
 
 def _request_stats(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    return _problem("batch_norm_stats", _sizes(asked), asked.dtype, outputs=("mean", "invstd")), ()
+    return _problem("batch_norm_stats", _asked_sizes(asked), asked.dtype, outputs=("mean", "invstd")), ()
 
 
 # ---- elemt ----------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _check_elemt(arrays: tuple[Any, ...], options: tuple[Any, ...], _: object) -
 
 
 def _request_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    sizes, types = _sizes(asked), y_types(asked.y_dtype, asked.dtype)
+    sizes, types = _asked_sizes(asked), y_types(asked.y_dtype, asked.dtype)
     names = ("gamma_dtype", "beta_dtype")
     facts = {name: parameter_named(name, getattr(asked, name), asked.dtype) for name in names}
     problem = _problem("batch_norm_elemt", sizes, asked.dtype, outputs=("y",), others=types, **facts)
@@ -180,7 +180,7 @@ def _check_reduce(arrays: tuple[Any, ...], flags: tuple[Any, ...], out: Any) -> 
 
 
 def _request_reduce(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    sizes = _sizes(asked)
+    sizes = _asked_sizes(asked)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
     sums = accumulator(asked.dtype)
     wanted = _wanted_sums(asked.output_mask)
@@ -218,7 +218,7 @@ def _check_backward_elemt(arrays: tuple[Any, ...], _: tuple[Any, ...], __: objec
 
 
 def _request_backward_elemt(asked: Request) -> tuple[Problem, tuple[Any, ...]]:
-    sizes = _sizes(asked)
+    sizes = _asked_sizes(asked)
     gamma = parameter_named("gamma_dtype", asked.gamma_dtype, asked.dtype)
     facts = {"gamma_dtype": gamma, "others": (("sum_t", accumulator(asked.dtype)),)}
     return _problem("batch_norm_backward_elemt", sizes, asked.dtype, outputs=("dx",), **facts), ()

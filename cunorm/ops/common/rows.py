@@ -276,19 +276,11 @@ def short_rows(tile: Tile, pack: int) -> tuple[int, int, int, int]:
     return 256, 32, 1, 1
 
 
-def _fills_lanes(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """Example sizes whose rows fill a team of lanes."""
-    return 256, tile.lanes * tile.packs_per_thread * pack, 1, 1
-
-
 def _fills_team(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """Example sizes whose rows fill a team of the block."""
-    return 256, tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
-
-
-def _fills_cluster(tile: Tile, pack: int) -> tuple[int, int, int, int]:
-    """Example sizes whose rows fill a team of the cluster."""
-    return 256, tile.cluster * tile.threads // tile.teams_per_block * tile.packs_per_thread * pack, 1, 1
+    """Example sizes whose rows fill a team: of lanes, of a block, or of all blocks of a cluster."""
+    blocks = tile.cluster if tile.strategy == "cluster" else 1
+    lanes = tile.lanes if tile.strategy == "warp" else blocks * tile.threads // tile.teams_per_block
+    return 256, lanes * tile.packs_per_thread * pack, 1, 1
 
 
 def held_strategies(op: str, backward: bool) -> tuple[Strategy, ...]:
@@ -296,7 +288,7 @@ def held_strategies(op: str, backward: bool) -> tuple[Strategy, ...]:
     warp = (WARP_BACKWARD_SPACE, _HELD, RowsWarpBackward) if backward else (WARP_SPACE, _HELD, RowsWarp)
     block = (BLOCK_BACKWARD_SPACE, _HELD, RowsBlockBackward) if backward else (BLOCK_SPACE, _HELD, RowsBlock)
     return (
-        Strategy("warp", op, *warp, _fills_lanes),
+        Strategy("warp", op, *warp, _fills_team),
         Strategy("block", op, *block, _fills_team),
-        Strategy("cluster", op, CLUSTER_SPACE, _HELD, RowsCluster, _fills_cluster),
+        Strategy("cluster", op, CLUSTER_SPACE, _HELD, RowsCluster, _fills_team),
     )
